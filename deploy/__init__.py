@@ -1,0 +1,1 @@
+"""From a checkpoint and a machine to a running server."""

@@ -1,0 +1,1 @@
+"""Fused operators of GLM-5, one folder each, with every backend side by side."""

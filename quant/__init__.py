@@ -1,0 +1,1 @@
+"""The quantiser: checkpoint in, checkpoint out."""
