@@ -1,0 +1,58 @@
+"""Hooks that record or replace the choices of transformers' indexers and routers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support.choices import Choices, fill_padding, sorted_indices
+
+
+class Probe:
+    """Records choices of hooked layers into ``seen``; replaces them by ``inject`` where it has any.
+
+    ``start`` is the position of the first row of the running forward pass.
+    """
+
+    def __init__(self, index_topk: int) -> None:
+        self.index_topk = index_topk
+        self.start = 0
+        self.seen = Choices()
+        self.inject: Choices | None = None
+
+    def begin(self, start: int, inject: Choices | None) -> None:
+        """Reset before a forward pass whose first row is at position ``start``."""
+        self.start, self.inject, self.seen = start, inject, Choices()
+
+    def attach(self, layer: nn.Module, index: int) -> None:
+        """Hook the indexer and the router of a decoder layer known as ``index``."""
+        indexer = getattr(layer.self_attn, "indexer", None)
+        if isinstance(indexer, nn.Module):
+            indexer.register_forward_hook(lambda _m, _a, out: self._index(index, out))
+        gate = getattr(layer.mlp, "gate", None)
+        if isinstance(gate, nn.Module):
+            gate.register_forward_hook(lambda m, _a, out: self._route(index, m, out))
+
+    def _index(self, layer: int, selected: torch.Tensor) -> torch.Tensor | None:
+        rows = sorted_indices(selected[0], self.start, self.index_topk)
+        self.seen.topk_indices[layer] = rows
+        wanted = self.inject.topk_indices.get(layer) if self.inject else None
+        if wanted is None:
+            return None
+        chosen = wanted[self.start : self.start + len(rows)]
+        self.seen.topk_indices[layer] = chosen
+        return fill_padding(chosen).unsqueeze(0)
+
+    def _route(self, layer: int, gate: Any, output: tuple[torch.Tensor, ...]) -> Any:
+        logits, _, ids = output
+        self.seen.expert_ids[layer] = ids.sort(dim=-1).values.to(torch.int32)
+        wanted = self.inject.expert_ids.get(layer) if self.inject else None
+        if wanted is None:
+            return None
+        chosen = wanted[self.start : self.start + len(ids)].long()
+        self.seen.expert_ids[layer] = chosen.to(torch.int32)
+        weights = logits.sigmoid().gather(1, chosen)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return logits, weights * gate.routed_scaling_factor, chosen
