@@ -1,0 +1,5 @@
+"""Lightning indexer: score keys, keep the best ``sparse_count``."""
+
+from glm5_ascend.ops.lightning_indexer.api import lightning_indexer
+
+__all__ = ["lightning_indexer"]

@@ -1,0 +1,96 @@
+"""Public entries of the norms and of the rotary embedding."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from glm5_ascend.ops.dispatch import select
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") -> Tensor:
+    """x / sqrt(mean(x^2) + eps), rounded to x's dtype, times ``weight``.
+
+    Args:
+        x: [.., width]; statistics in F32 (F64 for F64).
+        weight: [width].
+
+    Returns:
+        [.., width] in x's dtype.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+    match select("norm_rope", backend, x):
+        case "reference":
+            from glm5_ascend.ops.norm_rope import reference
+
+            return reference.rms_norm(x, weight, eps)
+        case other:
+            raise NotImplementedError(other)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6, *, backend: str = "auto"
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias in F32 (F64 for F64), rounded once.
+
+    Args:
+        x: [.., width].
+        weight: [width].
+        bias: [width]; the indexer's k_norm has one.
+
+    Returns:
+        [.., width] in x's dtype.
+    """
+    if not weight.shape == bias.shape == x.shape[-1:]:
+        raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+    match select("norm_rope", backend, x):
+        case "reference":
+            from glm5_ascend.ops.norm_rope import reference
+
+            return reference.layer_norm(x, weight, bias, eps)
+        case other:
+            raise NotImplementedError(other)
+
+
+def rotary_table(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """(cos, sin) F32 [T, dim / 2] of the angles positions[t] * theta^(-2j / dim).
+
+    The angles are F32 products, as in transformers and vLLM, so that all three agree.
+    """
+    from glm5_ascend.ops.norm_rope import reference
+
+    return reference.rotary_table(positions, dim, theta)
+
+
+def rotary_interleaved(
+    x: Tensor,
+    positions: Tensor | None = None,
+    theta: float | None = None,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Rotate the pairs (x[2j], x[2j + 1]) by positions[t] * theta^(-2j / dim); pairs stay in place.
+
+    Args:
+        x: [T, .., dim], dim even.
+        positions: int [T], with ``theta``; or instead
+        cos, sin: [T, dim / 2] of ``rotary_table``.
+
+    Returns:
+        [T, .., dim] in x's dtype; the rotation itself is in F32 (F64 for F64).
+    """
+    if cos is None or sin is None:
+        if positions is None or theta is None:
+            raise ValueError("give either positions and theta, or cos and sin")
+        cos, sin = rotary_table(positions, x.shape[-1], theta)
+    if not cos.shape == sin.shape == (x.shape[0], x.shape[-1] // 2) or x.shape[-1] % 2:
+        raise ValueError(f"cos {tuple(cos.shape)} does not fit x {tuple(x.shape)}")
+    match select("norm_rope", backend, x):
+        case "reference":
+            from glm5_ascend.ops.norm_rope import reference
+
+            return reference.rotary_interleaved(x, cos, sin)
+        case other:
+            raise NotImplementedError(other)

@@ -1,0 +1,101 @@
+"""Public entry of sparse flash attention."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from glm5_ascend.ops import layout
+from glm5_ascend.ops.dispatch import select
+
+
+def sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    sparse_indices: Tensor,
+    scale_value: float,
+    sparse_block_size: int = 1,
+    *,
+    block_table: Tensor | None = None,
+    actual_seq_lengths_query: Tensor | None = None,
+    actual_seq_lengths_kv: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = 3,
+    attention_mode: int = 2,
+    return_softmax_lse: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of every query token over the keys that ``sparse_indices`` names.
+
+    out = softmax(scale * (query . key + query_rope . key_rope)) value, softmax in F32 (F64 if
+    the inputs are F64), with one latent head shared by all query heads (MLA, weights absorbed).
+
+    Args:
+        query: [B, S1, H, L] (BSND) or [T, H, L] (TND); L is kv_lora_rank, any size.
+        key: latent [B, S2, 1, L], [T2, 1, L] or [blocks, block_size, 1, L] (PA_BSND).
+        value: None or the latent again; [.., 1, Lv] in the layout of key.
+        sparse_indices: int32 [B, S1, 1, K] or [T, 1, K]; -1 entries are skipped.
+        scale_value: softmax scale, (qk_nope_head_dim + qk_rope_head_dim) ** -0.5 for GLM-5.
+        sparse_block_size: entry i names tokens i * size up to (i + 1) * size.
+        block_table: int [B, max_blocks], PA_BSND only.
+        actual_seq_lengths_query: per request for BSND (optional), prefix sums for TND.
+        actual_seq_lengths_kv: per request for BSND (optional) and PA_BSND, prefix sums for TND.
+        query_rope: [.., H, R] rotated part, or None.
+        key_rope: [.., 1, R] in the layout of key, or None.
+        sparse_mode: 3 = keys at or after k_len - q_len + i + 1 are masked; 0 = no mask.
+        attention_mode: 2 (MLA, absorbed) only.
+        return_softmax_lse: also return the row maxima and sums of the softmax.
+
+    Returns:
+        (out, softmax_max, softmax_sum): out [.., H, Lv] in query's dtype, zero for rows that see
+        no key; max and sum F32 [1, T, H] or [B, 1, S1, H] (-inf and 0 for empty rows), or two
+        tensors of shape [0].
+
+    Raises:
+        ValueError: shapes, layouts or lengths that contradict each other, or an index beyond its
+            request's keys under sparse_mode 0.
+        BackendUnavailable: the named backend cannot run here.
+
+    Call signature of torch_npu.npu_sparse_flash_attention; value=None means value = key.
+    """
+    if attention_mode != 2:
+        raise ValueError(f"attention_mode must be 2 (MLA, absorbed), not {attention_mode}")
+    if sparse_mode not in (0, 3):
+        raise ValueError(f"sparse_mode must be 0 or 3, not {sparse_mode}")
+    if key.shape[-2:] != (1, query.shape[-1]):
+        raise ValueError(f"key {tuple(key.shape)} needs one head of {query.shape[-1]}")
+    if sparse_indices.shape[:-1] != (*query.shape[:-2], 1):
+        raise ValueError(
+            f"sparse_indices {tuple(sparse_indices.shape)} do not fit query {tuple(query.shape)}"
+        )
+    if (query_rope is None) != (key_rope is None):
+        raise ValueError("query_rope and key_rope go together")
+    requests = layout.queries(query.shape, layout_query, actual_seq_lengths_query)
+    spans = layout.keys(key.shape, layout_kv, actual_seq_lengths_kv, block_table)
+    if len(requests.lengths) != len(spans.lengths):
+        raise ValueError(f"{len(requests.lengths)} queries but {len(spans.lengths)} keys")
+    indices = sparse_indices.flatten(0, -2)
+    q = [query.flatten(0, -3)]
+    k = [key.flatten(0, -2)]
+    v = k[0] if value is None or value is key else value.flatten(0, -2)
+    if query_rope is not None and key_rope is not None:
+        q.append(query_rope.flatten(0, -3))
+        k.append(key_rope.flatten(0, -2))
+    match select("sparse_flash_attention", backend, query):
+        case "reference":
+            from glm5_ascend.ops.sparse_flash_attention.reference import forward
+
+            out, peak, total = forward(
+                q, k, v, indices, scale_value, sparse_block_size, requests, spans, sparse_mode == 3
+            )
+        case other:
+            raise NotImplementedError(other)
+    out = out.view(*query.shape[:-1], v.shape[-1])
+    if not return_softmax_lse:
+        return out, peak.new_empty(0), peak.new_empty(0)
+    if layout_query == "TND":
+        return out, peak[None], total[None]
+    return out, peak.view(query.shape[:-1])[:, None], total.view(query.shape[:-1])[:, None]
