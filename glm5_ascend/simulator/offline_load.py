@@ -1,0 +1,117 @@
+"""Builds the layers of the offline model, one at a time, from a :class:`WeightStore`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glm5_ascend.simulator.offline_layers import (
+    Attention,
+    DecoderLayer,
+    GatedMlp,
+    Indexer,
+    Mlp,
+    MoeMlp,
+    Norm,
+)
+from glm5_ascend.simulator.offline_linear import Linear
+from glm5_ascend.simulator.offline_weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class MtpGlue:
+    """What the MTP layer adds around its decoder layer."""
+
+    embedding: Tensor  # [vocabulary, H]
+    enorm: Norm
+    hnorm: Norm
+    eh_proj: Linear
+    norm: Norm
+    head: Tensor  # [vocabulary, H]
+    rot: Tensor | None  # [H, H]; nn.Linear weight applied to every incoming hidden state
+
+
+def load_norm(store: WeightStore, name: str, eps: float | None = None) -> Norm:
+    """Read one RMSNorm; ``eps`` defaults to ``rms_norm_eps``."""
+    return Norm(store.float(f"{name}.weight"), store.config.rms_norm_eps if eps is None else eps)
+
+
+def load_layer(store: WeightStore, layer: int, latent_eps: float) -> DecoderLayer:
+    """Read decoder layer ``layer``; the MTP layer has the index ``num_hidden_layers``."""
+    prefix = f"model.layers.{layer}"
+    return DecoderLayer(
+        load_norm(store, f"{prefix}.input_layernorm"),
+        _load_attention(store, layer, latent_eps),
+        load_norm(store, f"{prefix}.post_attention_layernorm"),
+        _load_mlp(store, layer),
+    )
+
+
+def load_mtp_glue(store: WeightStore, embedding: Tensor, head: Tensor) -> MtpGlue:
+    """Read the MTP parts; a rotated export carries its own embedding and head."""
+    prefix = f"model.layers.{store.config.num_hidden_layers}"
+    own_embedding = f"{prefix}.embed_tokens.weight"
+    own_head = f"{prefix}.shared_head.head.weight"
+    return MtpGlue(
+        store.float(own_embedding) if store.has(own_embedding) else embedding,
+        load_norm(store, f"{prefix}.enorm"),
+        load_norm(store, f"{prefix}.hnorm"),
+        store.linear(f"{prefix}.eh_proj"),
+        load_norm(store, f"{prefix}.shared_head.norm"),
+        store.float(own_head) if store.has(own_head) else head,
+        store.float("rot.weight") if store.uses_rot else None,
+    )
+
+
+def _load_attention(store: WeightStore, layer: int, latent_eps: float) -> Attention:
+    config = store.config
+    prefix = f"model.layers.{layer}.self_attn"
+    kv_b = store.float(f"{prefix}.kv_b_proj.weight").view(
+        config.num_attention_heads, -1, config.kv_lora_rank
+    )
+    indexer = None
+    if config.has_indexer(layer):
+        indexer = Indexer(
+            config,
+            store.linear(f"{prefix}.indexer.wq_b"),
+            store.linear(f"{prefix}.indexer.wk"),
+            store.linear(f"{prefix}.indexer.weights_proj"),
+            store.float(f"{prefix}.indexer.k_norm.weight"),
+            store.float(f"{prefix}.indexer.k_norm.bias"),
+        )
+    return Attention(
+        config,
+        store.linear(f"{prefix}.q_a_proj"),
+        load_norm(store, f"{prefix}.q_a_layernorm", latent_eps),
+        store.linear(f"{prefix}.q_b_proj"),
+        store.linear(f"{prefix}.kv_a_proj_with_mqa"),
+        load_norm(store, f"{prefix}.kv_a_layernorm", latent_eps),
+        kv_b[:, : config.qk_nope_head_dim].contiguous(),
+        kv_b[:, config.qk_nope_head_dim :].contiguous(),
+        store.linear(f"{prefix}.o_proj"),
+        indexer,
+    )
+
+
+def _load_mlp(store: WeightStore, layer: int) -> Mlp:
+    prefix = f"model.layers.{layer}.mlp"
+    if not store.config.is_moe(layer):
+        return _load_gated(store, prefix)
+    router = torch.promote_types(torch.float32, store.dtype)
+    return MoeMlp(
+        store.config,
+        store.raw(f"{prefix}.gate.weight").to(router),
+        store.raw(f"{prefix}.gate.e_score_correction_bias").to(router),
+        store.experts(f"{prefix}.experts"),
+        _load_gated(store, f"{prefix}.shared_experts"),
+    )
+
+
+def _load_gated(store: WeightStore, prefix: str) -> GatedMlp:
+    return GatedMlp(
+        store.linear(f"{prefix}.gate_proj"),
+        store.linear(f"{prefix}.up_proj"),
+        store.linear(f"{prefix}.down_proj"),
+    )
