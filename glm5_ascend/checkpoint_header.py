@@ -82,7 +82,7 @@ def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         position += tensor.nbytes
         if position > size:
             raise CheckpointError(
-                f"{file} is truncated: it has {size:,} bytes, but tensor {name} ends at {position:,}",
+                f"{file} is truncated at {size:,} bytes: tensor {name} ends at {position:,}",
                 _HINT,
             )
     if position != size:

@@ -33,6 +33,8 @@ _CONSTANTS: dict[str, object] = {
     "moe_router_dtype": "float32",
     "rope_interleave": True,
     "indexer_rope_interleave": True,
+    "rope_scaling": None,
+    "sliding_window": None,
     "is_encoder_decoder": False,
 }
 
@@ -62,7 +64,8 @@ _IGNORED = _words(
     layer_types transformers_version name_or_path output_router_logits router_aux_loss_coef
     aux_loss_alpha seq_aux output_attentions output_hidden_states return_dict
     return_dict_in_generate chunk_size_feed_forward id2label label2id problem_type num_labels
-    torchscript pruned_heads     finetuning_task task_specific_params tokenizer_class prefix is_decoder add_cross_attention
+    torchscript pruned_heads
+    finetuning_task task_specific_params tokenizer_class prefix is_decoder add_cross_attention
     cross_attention_hidden_size tie_encoder_decoder decoder_start_token_id sep_token_id
     forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens bad_words_ids
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty

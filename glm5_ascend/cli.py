@@ -1,0 +1,161 @@
+"""The command line: parse, import the work of one command, run it, print its result.
+
+Nothing heavy is imported here, so that ``--help`` and ``--version`` are immediate.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from glm5_ascend import __version__, console
+from glm5_ascend.env import OP_BACKENDS
+from glm5_ascend.errors import ExitCode, Glm5Error
+from glm5_ascend.exit_codes import help_epilog
+
+_DIRECTORY = click.Path(path_type=Path)
+
+
+class Glm5Group(click.Group):
+    """A click group that reports every expected failure as ``error:`` and ``hint:`` lines."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run and exit; unexpected exceptions keep their traceback."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except Glm5Error as error:
+            console.report(error)
+            code = error.exit_code
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else "glm5-ascend"
+            console.report_lines(_voice(error.format_message()), f"see `{path} --help`")
+            code = ExitCode.USAGE
+        except click.ClickException as error:
+            console.report_lines(_voice(error.format_message()), "")
+            code = error.exit_code
+        except click.Abort:
+            console.note("interrupted")
+            code = ExitCode.INTERRUPTED
+        sys.exit(int(code or 0))
+
+
+def _voice(message: str) -> str:
+    """Click's sentences in the form of ours: small first letter, no full stop."""
+    message = message.removesuffix(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+@click.group(
+    cls=Glm5Group,
+    epilog=help_epilog(),
+    no_args_is_help=False,
+    context_settings={"max_content_width": 100, "show_default": True},
+)
+@click.version_option(__version__, prog_name="glm5-ascend")
+def cli() -> None:
+    """Quantise, inspect and serve GLM-5 for Ascend NPUs; without one, on this CPU."""
+
+
+@cli.command(short_help="Quantise a checkpoint for vllm-ascend.")
+@click.argument("source", metavar="SRC", type=_DIRECTORY)
+@click.argument("destination", metavar="DST", type=_DIRECTORY)
+@click.option(
+    "--scheme",
+    type=click.Choice(["w4a8", "w8a8", "none"]),
+    required=True,
+    help="w4a8: routed experts int4, the rest int8; w8a8: all int8; none: rotate only.",
+)
+@click.option("--rotate/--no-rotate", default=True, help="Fuse norms and rotate (QuaRot).")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default="bfloat16",
+    help="Type of the tensors that stay float.",
+)
+@click.option(
+    "--mtp", type=click.Choice(["w8", "float"]), default="w8", help="Scheme of the MTP layer."
+)
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Parallel workers.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
+@click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def quantize(as_json: bool, resume: bool, overwrite: bool, **options: Any) -> None:
+    """Quantise the checkpoint SRC into the new directory DST, in the format of vllm-ascend.
+
+    \b
+    Example:
+      glm5-ascend quantize GLM-5.2 GLM-5.2-w4a8 --scheme w4a8
+    """
+    if resume and overwrite:
+        raise click.UsageError("--resume and --overwrite exclude each other")
+    from glm5_ascend.quant.command import QuantizeOptions, run
+
+    summary = run(QuantizeOptions(resume=resume, overwrite=overwrite, **options))
+    console.emit(summary.as_dict(), summary.as_text(), as_json=as_json)
+
+
+@cli.command(short_help="Say what a checkpoint is.")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def inspect(directory: Path, as_json: bool) -> None:
+    """Say what the checkpoint in DIR is: family, sizes, schemes, cache bytes per token.
+
+    \b
+    Example:
+      glm5-ascend inspect GLM-5.2-w4a8 --json
+    """
+    from glm5_ascend.inspection import inspect_checkpoint
+
+    result = inspect_checkpoint(directory)
+    console.emit(result.as_dict(), result.as_text(), as_json=as_json)
+
+
+@cli.command(
+    short_help="Serve a checkpoint over the OpenAI API.",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("model", metavar="MODEL")
+@click.argument(
+    "vllm_args", metavar="[-- VLLM FLAGS...]", nargs=-1, type=click.UNPROCESSED, required=False
+)
+@click.option("--dry-run", is_flag=True, help="Print environment and command, start nothing.")
+@click.option(
+    "--op-backend",
+    type=click.Choice(OP_BACKENDS),
+    default="auto",
+    help="Implementation of the fused operators.",
+)
+def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str) -> int:
+    """Serve the checkpoint MODEL over the OpenAI API.
+
+    Runs vllm-ascend where there is an NPU, otherwise vLLM on this CPU through the plugin of this
+    project. Every flag that is not listed below goes to vLLM verbatim; after `--`, all of them do.
+
+    \b
+    Example:
+      glm5-ascend serve GLM-5.2-w4a8 --port 8000 --max-model-len 4096
+    """
+    if model.startswith("-"):
+        raise click.UsageError(f"give MODEL before the flags of vLLM, not {model!r} first")
+    from glm5_ascend.deploy.serve import run
+
+    return run(Path(model), list(vllm_args), dry_run=dry_run, op_backend=op_backend)
+
+
+@cli.command(short_help="Show quantising and serving on the small model.")
+@click.option("--keep", type=_DIRECTORY, help="Keep the quantised checkpoints in this directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def demo(keep: Path | None, as_json: bool) -> int:
+    """Quantise, serve and compare the small model that ships with the package."""
+    from glm5_ascend.demo import run
+
+    return run(keep=keep, json=as_json) or 0
+
+
+def main() -> NoReturn:
+    """Entry point of the ``glm5-ascend`` script."""
+    cli.main(prog_name="glm5-ascend")

@@ -1,0 +1,162 @@
+"""How the command line talks: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from glm5_ascend.errors import Glm5Error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Advance = Callable[[int], None]
+
+_LINE_SECONDS = 10.0
+_LINE_FRACTION = 0.1
+
+
+def emit(result: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    """Print a result on stdout: one JSON document, or the text made for people."""
+    print(json.dumps(result, indent=2, ensure_ascii=False) if as_json else text, flush=True)
+
+
+def note(text: str) -> None:
+    """Print one line of information on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(error: Glm5Error) -> None:
+    """Print a failure as ``error:`` and ``hint:`` lines on stderr."""
+    report_lines(error.message, error.hint)
+
+
+def report_lines(message: str, hint: str) -> None:
+    """Print ``error: message`` and ``hint: hint`` on stderr, in colour on a terminal."""
+    console = stderr_console()
+    for label, style, text in (("error", "bold red", message), ("hint", "bold cyan", hint)):
+        if text:
+            console.print(f"{label}:", style=style, end=" ", markup=False)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def stderr_console() -> Console:
+    """A rich console on the current stderr; it respects NO_COLOR and non-terminals."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def progress(description: str, total_bytes: int) -> Iterator[Advance]:
+    """Show the progress of a long job on stderr and yield a function to report bytes done.
+
+    On a terminal: a bar with bytes, rate and remaining time. Elsewhere: a plain line at the start,
+    every ten per cent or ten seconds whichever is later to come, and at the end.
+
+    Args:
+        description: what is being done, a few words.
+        total_bytes: the work; 0 shows no percentage.
+    """
+    console = stderr_console()
+    if console.is_terminal:
+        with _bar(console, description, total_bytes) as advance:
+            yield advance
+        return
+    lines = _PlainLines(description, total_bytes)
+    yield lines.advance
+    lines.finish()
+
+
+@contextmanager
+def _bar(console: Console, description: str, total_bytes: int) -> Iterator[Advance]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(description, total=total_bytes or None)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+class _PlainLines:
+    """Progress for log files; a line says bytes done, share, rate and remaining time."""
+
+    def __init__(self, description: str, total_bytes: int) -> None:
+        self._description = description
+        self._total = total_bytes
+        self._done = 0
+        self._started = self._shown_at = time.monotonic()
+        self._shown_done = 0
+        note(f"{description}: {_size(total_bytes)}")
+
+    def advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        waited = time.monotonic() - self._shown_at
+        step = self._done - self._shown_done
+        due = waited >= _LINE_SECONDS or (waited >= 1 and step >= _LINE_FRACTION * self._total)
+        if due and step > 0 and self._done < self._total:
+            self._show()
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self._started
+        note(
+            f"{self._description}: {_size(self._done)} in {_duration(seconds)}"
+            f" ({_size(self._done / max(seconds, 1e-3))}/s)"
+        )
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        rate = self._done / max(now - self._started, 1e-3)
+        left = (self._total - self._done) / max(rate, 1e-3)
+        note(
+            f"{self._description}: {100 * self._done / self._total:.0f} %,"
+            f" {_size(self._done)} of {_size(self._total)}, {_size(rate)}/s,"
+            f" {_duration(left)} left"
+        )
+        self._shown_at, self._shown_done = now, self._done
+
+
+def format_bytes(nbytes: float) -> str:
+    """Decimal size with three significant digits: ``1.51 TB``."""
+    return _size(nbytes)
+
+
+def _size(nbytes: float) -> str:
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{_digits(value)}f} {unit}"
+
+
+def _digits(value: float) -> int:
+    return 2 if value < 10 else 1 if value < 100 else 0
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
