@@ -1,0 +1,55 @@
+# make demo   install, then quantise, serve and compare the small model
+# make test   install, then lint, type check and run every test
+#
+# Both create .venv themselves. Variables: PYTHON (3.11), PYTHON312 (the second, small test run),
+# TORCH_CPU_INDEX (asked for torch only where pip's own configuration has no CPU build).
+
+SHELL := /bin/bash
+PYTHON ?= python3.11
+PYTHON312 ?= $(firstword $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python3.12; \
+	do "$$p" -c '' 2>/dev/null && echo "$$p"; done))
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+export PYTHON TORCH_CPU_INDEX
+# Two spinning OpenMP threads on a busy machine are several times slower than one.
+export OMP_NUM_THREADS ?= 1
+
+BIN := .venv/bin
+# What runs without torch: the core, the command line, deployment and packaging.
+TORCH_FREE := tests/core tests/cli tests/deploy tests/test_packaging.py tests/test_cold_import.py
+
+.NOTPARALLEL:
+.PHONY: demo test install install-dev lint test-312 clean
+
+demo: install
+	@$(BIN)/glm5-ascend demo
+
+test: lint test-312
+	@echo "== tests"
+	@$(BIN)/python -m pytest -q --durations=10
+
+install:
+	@tools/install.sh .venv cpu
+
+install-dev:
+	@tools/install.sh .venv cpu,dev
+
+lint: install-dev
+	@echo "== ruff, mypy"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+ifeq ($(PYTHON312),)
+test-312:
+	@echo "== Python 3.12 not found: not tested on it (make PYTHON312=/path/to/python3.12)"
+else
+test-312:
+	@echo "== Python 3.12 without torch: core, command line, deployment, packaging;" \
+		"operators, quantisation, simulator and engine are tested on 3.11 only"
+	@PYTHON=$(PYTHON312) tools/install.sh .venv-312 - build "pytest>=9" "pytest-timeout>=2.3"
+	@.venv-312/bin/python -m pytest -q -m "not engine and not torch" $(TORCH_FREE)
+endif
+
+clean:
+	rm -rf .venv .venv-312 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
