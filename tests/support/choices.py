@@ -1,4 +1,4 @@
-"""Discrete choices of a forward pass: keys picked by the indexers, experts picked by the routers."""
+"""Discrete choices of a forward pass: keys picked by indexers, experts picked by routers."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ class Choices:
     def merged(self, other: Choices) -> Choices:
         """Return the choices of both; layers of ``other`` win."""
         return Choices(self.topk_indices | other.topk_indices, self.expert_ids | other.expert_ids)
+
+
+@dataclass
+class Forward:
+    """``logits`` [T, vocab], ``hidden`` [T, hidden] after the final norm, and the choices made."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    choices: Choices
 
 
 def sorted_indices(selected: torch.Tensor, start: int, width: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Evaluate transformers' own modelling code in F64 throughout.
 
 transformers computes norms, rotary angles, router and index scores and the softmax in F32 whatever
-the model's dtype. Inside :func:`double_precision` the name ``torch.float32`` of the modelling module
-and ``Tensor.float`` mean F64, so that the same code becomes the F64 oracle.
+the model's dtype. Inside :func:`double_precision` the name ``torch.float32`` of its modelling
+module and ``Tensor.float`` mean F64, so that the same code becomes the F64 oracle.
 """
 
 from __future__ import annotations

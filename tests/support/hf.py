@@ -1,10 +1,10 @@
-"""The oracle for float checkpoints: transformers' GlmMoeDsa on weights loaded without glm5_ascend."""
+"""The oracle for float checkpoints: GlmMoeDsa of transformers, loaded without glm5_ascend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,15 @@ from torch import nn
 from transformers import DynamicCache, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as modeling
 
-from tests.support.choices import Choices
+from tests.support.choices import Choices, Forward
 from tests.support.double import double_precision
+from tests.support.mtp import MtpOracle
 from tests.support.probe import Probe
 from tests.support.weights import dequantise_fp8, fuse_experts, read_config, read_tensors
 
 Tokens = Sequence[int] | torch.Tensor
 ENGINE_LATENT_EPS = 1e-5
 HF_LATENT_EPS = 1e-6
-
-
-@dataclass
-class Forward:
-    """``logits`` [T, vocab], ``hidden`` [T, hidden] after the final norm, and the choices made."""
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
-    choices: Choices
 
 
 class HfOracle:
@@ -68,9 +60,8 @@ class HfOracle:
         return double_precision() if self.dtype == torch.float64 else nullcontext()
 
     def _build(self) -> Any:
-        model = GlmMoeDsaForCausalLM._from_config(
-            self.config, attn_implementation="eager", experts_implementation="eager"
-        )
+        build: Any = GlmMoeDsaForCausalLM._from_config
+        model = build(self.config, attn_implementation="eager", experts_implementation="eager")
         beyond = f"model.layers.{self.layers}."
         state = {n: t for n, t in self.tensors.items() if not n.startswith((beyond, "rot."))}
         model.load_state_dict(state, strict=True, assign=True)
@@ -80,6 +71,12 @@ class HfOracle:
         """Set the latent epsilon of a loaded decoder layer and hook its choices."""
         set_latent_eps(layer, self.latent_eps)
         self.probe.attach(layer, index)
+
+    @cached_property
+    def mtp(self) -> MtpOracle:
+        """The MTP layer, built on first use."""
+        with self._precision():
+            return MtpOracle(self)
 
     @torch.no_grad()
     def forward(self, tokens: Tokens, inject: Choices | None = None) -> Forward:

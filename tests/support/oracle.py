@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.support.choices import Choices
-from tests.support.hf import ENGINE_LATENT_EPS, HF_LATENT_EPS, Forward, HfOracle
+from tests.support.ascend import AscendOracle
+from tests.support.choices import Choices, Forward
+from tests.support.hf import ENGINE_LATENT_EPS, HF_LATENT_EPS, HfOracle
+from tests.support.mtp import Draft, MtpOracle
 
-__all__ = ["ENGINE_LATENT_EPS", "HF_LATENT_EPS", "Choices", "Forward", "HfOracle"]
+__all__ = [
+    "ENGINE_LATENT_EPS",
+    "HF_LATENT_EPS",
+    "AscendOracle",
+    "Choices",
+    "Draft",
+    "Forward",
+    "HfOracle",
+    "MtpOracle",
+]

@@ -1,4 +1,4 @@
-"""Random tiny ``glm_moe_dsa`` checkpoints in the published file layout, written without glm5_ascend.
+"""Random tiny ``glm_moe_dsa`` checkpoints in the published layout, without glm5_ascend.
 
 The default shape has fewer than a million parameters and still meets every constraint of the
 quantiser and of vLLM: hidden size 12·2^k (block Hadamard), q_lora a multiple of 32, kv_lora and
@@ -185,7 +185,9 @@ def _mlp_shapes(c: dict[str, Any], dense: bool) -> Shapes:
     return shapes | mlp("mlp.shared_experts", inner * c["n_shared_experts"])
 
 
-def _draw(name: str, shape: tuple[int, ...], config: dict[str, Any], gen: Any) -> torch.Tensor:
+def _draw(
+    name: str, shape: tuple[int, ...], config: dict[str, Any], gen: torch.Generator
+) -> torch.Tensor:
     normal = torch.randn(shape, generator=gen)
     if name.endswith("e_score_correction_bias"):
         return 0.1 * normal
@@ -195,7 +197,7 @@ def _draw(name: str, shape: tuple[int, ...], config: dict[str, Any], gen: Any) -
         return 1.0 + 0.3 * normal.clamp(-2, 2)
     if name == "model.embed_tokens.weight":
         return normal
-    values = normal / shape[1] ** 0.5
+    values: torch.Tensor = normal / shape[1] ** 0.5
     # Small latents and index keys: the epsilon of their norms becomes a visible part of them.
     if name.endswith(("q_a_proj.weight", "indexer.wk.weight")):
         values *= 0.03

@@ -1,0 +1,1 @@
+"""Tests; the package exists so that ``tests.support`` can be imported by name."""
