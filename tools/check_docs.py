@@ -1,0 +1,80 @@
+"""Write the generated blocks of README.md, or with ``--check`` fail where they are out of date.
+
+A block lies between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from glm5_ascend.cli import cli
+from glm5_ascend.env import VARIABLES
+from glm5_ascend.exit_codes import MEANINGS
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+_BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def exit_codes() -> str:
+    """Markdown table of the exit codes."""
+    rows = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
+    return "\n".join(["| code | meaning |", "|---|---|", *rows]) + "\n"
+
+
+def environment() -> str:
+    """Markdown table of the environment variables."""
+    rows = []
+    for variable in VARIABLES:
+        choices = f" ({', '.join(variable.choices)})" if variable.choices else ""
+        default = f"`{variable.default}`" if variable.default else "unset"
+        rows.append(f"| `{variable.name}` | {default} | {variable.meaning}{choices} |")
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def command_help() -> str:
+    """The help text of every command."""
+    blocks = []
+    for name in sorted(cli.commands):
+        result = CliRunner().invoke(
+            cli, [name, "--help"], prog_name="glm5-ascend", terminal_width=90
+        )
+        blocks.append(f"```text\n$ glm5-ascend {name} --help\n{result.stdout}```\n")
+    return "\n".join(blocks)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "exit-codes": exit_codes,
+    "environment": environment,
+    "help": command_help,
+}
+
+
+def render(text: str) -> str:
+    """``text`` with every known generated block brought up to date."""
+
+    def fill(match: re.Match[str]) -> str:
+        make = BLOCKS.get(match[2])
+        return match[0] if make is None else match[1] + make() + match[3]
+
+    return _BLOCK.sub(fill, text)
+
+
+def main(argv: list[str]) -> int:
+    """Command line entry."""
+    current = README.read_text(encoding="utf-8")
+    wanted = render(current)
+    if argv == ["--check"]:
+        if current != wanted:
+            print("README.md is out of date: run python -m tools.check_docs", file=sys.stderr)
+        return int(current != wanted)
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
