@@ -1,0 +1,155 @@
+"""Carry out one step: read a source tensor, fold, rotate, round, and return the stored bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.packing import offset_bias, pack_rows
+from glm5_ascend.quant.recipe import Action, Step
+from glm5_ascend.quant.rotation import Orthogonal, on_columns, on_rows, recycled_state
+from glm5_ascend.quant.rounding import round_int4, round_int8
+from glm5_ascend.quant.scheme import Scheme
+
+_TORCH = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+}
+# Float64 elements processed at once when rows are independent (256 MiB).
+_CHUNK = 1 << 25
+
+
+def convert(
+    reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]
+) -> Iterator[tuple[str, memoryview]]:
+    """Yield name and little-endian bytes of every tensor that ``step`` stores, in file order.
+
+    Args:
+        reader: the source checkpoint.
+        step: what to do.
+        matrices: rotations by name; may be empty where the step has none.
+
+    Raises:
+        CheckpointError: the source tensor holds NaN or infinity.
+    """
+    tensors = _convert(reader, step, matrices)
+    for name, spec in step.stored().items():
+        yield name, as_bytes(tensors.pop(name), spec)
+
+
+def as_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
+    """Return the bytes of ``tensor`` in the dtype of ``spec``; shapes must agree."""
+    if tuple(tensor.shape) != spec.shape:
+        raise ValueError(f"shape {tuple(tensor.shape)}, planned {spec.shape}")
+    stored = tensor.to(_TORCH[spec.dtype]).contiguous()
+    flat: NDArray[np.uint8] = stored.view(torch.uint8).reshape(-1).numpy()
+    return flat.data
+
+
+def read_matrix(reader: CheckpointReader, name: str, rows: slice | None = None) -> Tensor:
+    """Read a tensor, or some rows of it, as finite float64; FP8 blocks are dequantised.
+
+    Raises:
+        CheckpointError: NaN or infinity, naming tensor and file.
+    """
+    spec = reader.spec(name)
+    values = _view(reader, name)[rows] if rows is not None else _view(reader, name)
+    result = values.to(torch.float32 if spec.dtype == "F8_E4M3" else torch.float64)
+    if not bool(torch.isfinite(result).all()):
+        reader.check_finite(name)
+        raise CheckpointError(
+            f"{reader.file_of(name)}: tensor {name} holds NaN or infinity",
+            "the weights are damaged; download this file again",
+        )
+    if spec.dtype != "F8_E4M3":
+        return result
+    start = 0 if rows is None else int(rows.start)
+    return _dequantise(reader, name, result, start).double()
+
+
+def _dequantise(reader: CheckpointReader, name: str, values: Tensor, start: int) -> Tensor:
+    """``fp8 · scale`` of its block in float32, on the ceiling grid of blocks (partial at edges)."""
+    fp8 = reader.config.fp8
+    if fp8 is None:
+        raise ValueError(f"{name} is FP8 but the configuration has no blocks")
+    scale_name = name + "_scale_inv"
+    reader.check_finite(scale_name)
+    scales = _view(reader, scale_name).float()
+    high, wide = fp8.block
+    row_block = torch.arange(start, start + values.shape[0]) // high
+    column_block = torch.arange(values.shape[1]) // wide
+    return values * scales[row_block][:, column_block]
+
+
+def _view(reader: CheckpointReader, name: str) -> Tensor:
+    spec = reader.spec(name)
+    return torch.frombuffer(reader.raw(name), dtype=_TORCH[spec.dtype]).reshape(spec.shape)
+
+
+def _convert(
+    reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]
+) -> dict[str, Tensor]:
+    if step.action is Action.ONES:
+        reader.check_finite(step.source)
+        return {step.name: torch.ones(step.shape)}
+    if step.action is Action.COPY:
+        return {step.name: read_matrix(reader, step.source)}
+    if step.action is Action.RECYCLED:
+        gamma = read_matrix(reader, step.source)
+        return {step.name: recycled_state(gamma, matrices["R1"])}
+    weight = _folded(reader, step, matrices)
+    module = step.name.removesuffix(".weight")
+    if step.scheme is Scheme.FLOAT:
+        return {step.name: weight}
+    if step.scheme is Scheme.W8A8_DYNAMIC:
+        codes, scale = round_int8(weight)
+        extra: dict[str, Tensor] = {}
+    else:
+        codes, scale = round_int4(weight)
+        is_down = module.endswith(".down_proj")
+        extra = {f"{module}.scale_bias": offset_bias(codes, scale, is_down=is_down)}
+        codes = pack_rows(codes)
+    return {
+        step.name: codes,
+        f"{module}.weight_scale": scale,
+        f"{module}.weight_offset": torch.zeros_like(scale),
+        **extra,
+    }
+
+
+def _folded(reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]) -> Tensor:
+    """Source matrix with norms and rotations folded in: float64, or the stored dtype if large."""
+    gamma = [read_matrix(reader, name) for name in step.fold.norms]
+
+    def fold_columns(part: Tensor) -> Tensor:
+        if gamma:
+            part = part * torch.cat(gamma)
+        if step.fold.columns is not None:
+            part = on_columns(part, step.fold.columns, matrices)
+        return part
+
+    if step.fold.rows is not None or step.scheme is not Scheme.FLOAT:
+        weight = fold_columns(read_matrix(reader, step.source))
+        return weight if step.fold.rows is None else on_rows(weight, step.fold.rows, matrices)
+    return _by_rows(reader, step, fold_columns)
+
+
+def _by_rows(
+    reader: CheckpointReader, step: Step, fold_columns: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Fold pieces of rows, so that a vocabulary matrix never exists in float64."""
+    result = torch.empty(step.shape, dtype=_TORCH[step.float_dtype])
+    size = max(1, _CHUNK // step.shape[1])
+    for start in range(0, step.shape[0], size):
+        part = slice(start, min(start + size, step.shape[0]))
+        result[part] = fold_columns(read_matrix(reader, step.source, part)).to(result.dtype)
+    return result

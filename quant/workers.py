@@ -1,0 +1,187 @@
+"""Write the files of a plan, in this process or in several; which one does what changes no byte.
+
+Worker processes are spawned, run torch with one thread, and end by themselves when the parent is
+gone. The parent alone writes the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.checkpoint import CheckpointReader
+from glm5_ascend.errors import ChildFailed, Glm5Error
+from glm5_ascend.quant.journal import FileRecord
+from glm5_ascend.quant.plan import Shard
+from glm5_ascend.quant.rotation import Orthogonal, rotations
+from glm5_ascend.quant.work import Advance, write_file
+
+Finished = Callable[[Shard, FileRecord], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker needs to know: where to read, where to write, whether to rotate."""
+
+    source: Path
+    destination: Path
+    rotate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A user error on its way to the parent (exceptions with two arguments do not pickle)."""
+
+    kind: type[Glm5Error]
+    message: str
+    hint: str
+
+
+def write_files(
+    job: Job, shards: Sequence[Shard], workers: int, advance: Advance, finished: Finished
+) -> None:
+    """Write ``shards``, calling ``finished`` after each file is complete on disk.
+
+    Args:
+        job: directories and rotation.
+        shards: files still to write.
+        workers: processes; 1 works in this one.
+        advance: called with bytes done.
+        finished: called in this process, in order of completion.
+
+    Raises:
+        Glm5Error: the first failure; other workers are stopped.
+    """
+    if workers <= 1 or len(shards) <= 1:
+        with CheckpointReader(job.source) as reader, _one_thread():
+            matrices = _matrices(reader, job)
+            for shard in shards:
+                finished(shard, write_file(reader, shard, matrices, job.destination, advance))
+        return
+    _Pool(job, shards, min(workers, len(shards)), advance, finished).run()
+
+
+class _Pool:
+    """Hands out one file at a time to each worker over a pipe."""
+
+    def __init__(
+        self, job: Job, shards: Sequence[Shard], count: int, advance: Advance, finished: Finished
+    ) -> None:
+        self._pending = list(reversed(shards))
+        self._advance, self._finished = advance, finished
+        self._workers: dict[Connection, BaseProcess] = {}
+        self._busy: dict[Connection, Shard] = {}
+        context = get_context("spawn")
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, job), daemon=True)
+            with _without_interrupts():
+                process.start()
+            theirs.close()
+            self._workers[ours] = process
+
+    def run(self) -> None:
+        try:
+            for connection in list(self._workers):
+                self._hand_out(connection)
+            while self._busy:
+                for ready in wait(list(self._busy)):
+                    if not isinstance(ready, Connection):
+                        raise TypeError("not one of our pipes")
+                    self._receive(ready)
+        finally:
+            self._stop()
+
+    def _hand_out(self, connection: Connection) -> None:
+        if self._pending:
+            self._busy[connection] = self._pending.pop()
+            connection.send(self._busy[connection])
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            message = connection.recv()
+        except (EOFError, ConnectionError):
+            self._report_death(connection)
+        if isinstance(message, int):
+            self._advance(message)
+        elif isinstance(message, _Failure):
+            raise message.kind(message.message, message.hint)
+        else:
+            self._finished(self._busy.pop(connection), message)
+            self._hand_out(connection)
+
+    def _report_death(self, connection: Connection) -> None:
+        process = self._workers[connection]
+        process.join()
+        code = process.exitcode or 0
+        what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        raise ChildFailed(
+            f"a worker {what} while writing {self._busy[connection].file}",
+            "if memory ran out use fewer --workers; continue with --resume",
+        )
+
+    def _stop(self) -> None:
+        for connection, process in self._workers.items():
+            connection.close()
+            if self._busy or self._pending:
+                process.terminate()
+        for process in self._workers.values():
+            process.join()
+
+
+def _serve(connection: Connection, job: Job) -> None:
+    """Main function of a worker: files in, progress and records out, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = os.getppid()
+
+    def advance(nbytes: int) -> None:
+        if os.getppid() != parent:
+            raise SystemExit(1)
+        connection.send(nbytes)
+
+    try:
+        with CheckpointReader(job.source) as reader:
+            matrices = _matrices(reader, job)
+            while True:
+                shard = connection.recv()
+                record = write_file(reader, shard, matrices, job.destination, advance)
+                connection.send(record)
+    except (EOFError, ConnectionError):
+        return
+    except Glm5Error as error:
+        connection.send(_Failure(type(error), error.message, error.hint))
+
+
+def _matrices(reader: CheckpointReader, job: Job) -> dict[str, Orthogonal]:
+    return rotations(reader.config) if job.rotate else {}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products are summed in the same order whatever the machine's default is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Spawned children start with SIGINT ignored: Ctrl-C is the parent's to handle."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
