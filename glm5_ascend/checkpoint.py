@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from glm5_ascend.checkpoint_files import AGAIN, list_files, read_index, refuse_missing_files
 from glm5_ascend.checkpoint_header import (
     DTYPE_BYTES,
     StoredTensor,
@@ -16,7 +17,7 @@ from glm5_ascend.checkpoint_header import (
 from glm5_ascend.checkpoint_inventory import TensorSpec, expected_tensors, is_fp8
 from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.checkpoint_writer import require_free_space, write_shard, write_text
-from glm5_ascend.config import Glm5Config, read_json_object
+from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import CheckpointError
 
 __all__ = [
@@ -31,8 +32,6 @@ __all__ = [
     "write_text",
 ]
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_AGAIN = "download the checkpoint again; it must hold exactly the tensors of its config.json"
 # A BF16 tensor may be stored as F32: every BF16 value is an F32 value.
 _WIDER: Mapping[str, Collection[str]] = {"BF16": ("F32",)}
 
@@ -55,12 +54,12 @@ class CheckpointReader:
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)
         self._maps: dict[Path, mmap.mmap] = {}
-        files = _list_files(self.directory)
+        files = list_files(self.directory)
         self.config = Glm5Config.from_dir(self.directory)
         self.metadata: dict[Path, dict[str, str]] = {}
         self._tensors: dict[str, StoredTensor] = {}
-        index = _read_index(self.directory)
-        _refuse_missing_files(index, files)
+        index = read_index(self.directory)
+        refuse_missing_files(index, files)
         for file in files:
             tensors, self.metadata[file] = read_header(file)
             for name, tensor in tensors.items():
@@ -122,12 +121,12 @@ class CheckpointReader:
                     self._maps[tensor.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:
                 raise CheckpointError(
-                    f"cannot map {tensor.file}: {error.strerror or error}", _AGAIN
+                    f"cannot map {tensor.file}: {error.strerror or error}", AGAIN
                 ) from error
         view = memoryview(self._maps[tensor.file])
         end = tensor.offset + tensor.nbytes
         if len(view) < end:
-            raise CheckpointError(f"{tensor.file} shrank: tensor {name} is cut off", _AGAIN)
+            raise CheckpointError(f"{tensor.file} shrank: tensor {name} is cut off", AGAIN)
         return view[tensor.offset : end]
 
     def check_inventory(
@@ -147,25 +146,25 @@ class CheckpointReader:
         missing = [name for name in expected if name not in self._tensors]
         if missing:
             raise CheckpointError(
-                f"{self.directory} lacks tensor {missing[0]}{_more(missing)}", _AGAIN
+                f"{self.directory} lacks tensor {missing[0]}{_more(missing)}", AGAIN
             )
         extra = [name for name in self._tensors if name not in expected]
         if extra:
             raise CheckpointError(
                 f"{self.file_of(extra[0])} holds tensor {extra[0]}, which the configuration does"
                 f" not have{_more(extra)}",
-                _AGAIN,
+                AGAIN,
             )
         for name, wanted in expected.items():
             stored = self.spec(name)
             where = f"{self.file_of(name)}: tensor {name}"
             if stored.shape != wanted.shape:
                 raise CheckpointError(
-                    f"{where} has shape {list(stored.shape)}, expected {list(wanted.shape)}", _AGAIN
+                    f"{where} has shape {list(stored.shape)}, expected {list(wanted.shape)}", AGAIN
                 )
             if stored.dtype not in (wanted.dtype, *also_allowed.get(wanted.dtype, ())):
                 raise CheckpointError(
-                    f"{where} has dtype {stored.dtype}, expected {wanted.dtype}", _AGAIN
+                    f"{where} has dtype {stored.dtype}, expected {wanted.dtype}", AGAIN
                 )
 
     def check_finite(self, name: str) -> None:
@@ -185,7 +184,7 @@ class CheckpointReader:
 
     def _find(self, name: str) -> StoredTensor:
         if name not in self._tensors:
-            raise CheckpointError(f"{self.directory} lacks tensor {name}", _AGAIN)
+            raise CheckpointError(f"{self.directory} lacks tensor {name}", AGAIN)
         return self._tensors[name]
 
     def _check_index(self, index: Mapping[str, Path]) -> None:
@@ -194,7 +193,7 @@ class CheckpointReader:
         for name, file in index.items():
             if name not in self._tensors or self._tensors[name].file != file:
                 raise CheckpointError(
-                    f"the index says that {file} holds tensor {name}, but it does not", _AGAIN
+                    f"the index says that {file} holds tensor {name}, but it does not", AGAIN
                 )
         for name, tensor in self._tensors.items():
             if name not in index:
@@ -206,54 +205,3 @@ class CheckpointReader:
 
 def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1:,} more)" if len(names) > 1 else ""
-
-
-def _list_files(directory: Path) -> list[Path]:
-    try:
-        entries = sorted(directory.iterdir())
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {directory}: {error.strerror or error}",
-            "give the directory of a Hugging Face checkpoint",
-        ) from error
-    files = [entry for entry in entries if entry.suffix == ".safetensors"]
-    if not files:
-        pickles = [entry.name for entry in entries if entry.suffix in _PICKLES]
-        if pickles:
-            raise CheckpointError(
-                f"{directory} holds pickled weights only ({pickles[0]}); pickle can run code and"
-                " is never read",
-                "convert the checkpoint to safetensors first",
-            )
-        raise CheckpointError(
-            f"{directory} holds no *.safetensors file", "give the directory with the weights"
-        )
-    return files
-
-
-def _read_index(directory: Path) -> dict[str, Path]:
-    """Tensor name to file, empty where there is no index."""
-    found = sorted(directory.glob("*.safetensors.index.json"))
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{directory} has two index files: {found[0].name} and {found[1].name}",
-            "remove the one that belongs to another checkpoint",
-        )
-    if not found:
-        return {}
-    weight_map = read_json_object(found[0]).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{found[0]} has no weight_map", _AGAIN)
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{found[0]} names {file!r} for tensor {name}", _AGAIN)
-    return {name: directory / file for name, file in weight_map.items()}
-
-
-def _refuse_missing_files(index: Mapping[str, Path], files: list[Path]) -> None:
-    present = set(files)
-    for name, file in index.items():
-        if file not in present:
-            raise CheckpointError(
-                f"the index names {file} for tensor {name}, but there is no such file", _AGAIN
-            )

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from glm5_ascend.checkpoint_inventory import TensorSpec
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.json_file import no_duplicates
 
 DTYPE_BYTES = {
     "BOOL": 1,
@@ -103,21 +104,12 @@ def _load(file: Path, stream: BinaryIO) -> tuple[dict[str, object], int, int]:
             f"{file}: header of {length:,} bytes exceeds the format's limit", _HINT
         )
     try:
-        header = json.loads(stream.read(length), object_pairs_hook=_no_duplicates)
+        header = json.loads(stream.read(length), object_pairs_hook=no_duplicates)
     except ValueError as error:
         raise CheckpointError(f"{file}: header is not valid JSON: {error}", _HINT) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: header is not a JSON object", _HINT)
     return header, 8 + length, size
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result: dict[str, object] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"{key!r} occurs twice")
-        result[key] = value
-    return result
 
 
 def _entry(file: Path, name: str, entry: object, data_start: int) -> tuple[str, StoredTensor]:

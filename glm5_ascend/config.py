@@ -6,14 +6,13 @@ built here is refused; nothing is guessed. No torch.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.config_family import check_computation, refuse_other_models
 from glm5_ascend.config_fields import Fields
 from glm5_ascend.config_schedule import FULL, SHARED, Fp8Blocks, read_fp8, read_indexer_types
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.json_file import read_json_object
 
 __all__ = ["Fp8Blocks", "Glm5Config", "read_json_object"]
 
@@ -109,37 +108,6 @@ class Glm5Config:
     def is_mtp(self, layer: int) -> bool:
         """Whether ``layer`` is a multi-token prediction layer."""
         return layer >= self.num_hidden_layers
-
-
-def read_json_object(file: Path) -> dict[str, object]:
-    """Parse a JSON file that must hold an object; ``ConfigError`` names what is wrong with it."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot read {file}: {reason}", "give the directory of a Hugging Face checkpoint"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text", "download the file again") from error
-    try:
-        value = json.loads(text, object_pairs_hook=_no_duplicates)
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} is not valid JSON: {error}", "download the file again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} does not hold a JSON object", "download the file again")
-    return value
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice in one object")
-    return result
 
 
 def _read(fields: Fields) -> Glm5Config:

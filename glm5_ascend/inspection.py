@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
-from glm5_ascend.config import Glm5Config, read_json_object
+from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.json_file import read_json_object
 
 SCHEMA = 1
 DESCRIPTION_FILE = "quant_model_description.json"
