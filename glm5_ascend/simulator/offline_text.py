@@ -53,7 +53,7 @@ def token_windows(text: bytes, tokenizer_file: Path, length: int) -> list[Window
         )
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     encoding = tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
-    sizes = [len(token) for token in encoding.tokens]
+    ids, sizes = torch.tensor(encoding.ids), [len(token) for token in encoding.tokens]
     if sum(sizes) != len(text):
         raise CheckpointError(
             f"{tokenizer_file} is not byte-level: its tokens count {sum(sizes)} bytes "
@@ -63,8 +63,7 @@ def token_windows(text: bytes, tokenizer_file: Path, length: int) -> list[Window
     windows = []
     for start in range(0, len(sizes) - length + 1, length):
         stop = start + length
-        ids = torch.tensor(encoding.ids[start:stop], dtype=torch.int64)
-        windows.append(Window(ids, sum(sizes[start + 1 : stop])))
+        windows.append(Window(ids[start:stop], sum(sizes[start + 1 : stop])))
     return windows
 
 
