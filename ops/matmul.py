@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 # |int8 * int8| <= 2^14, so sums of up to 1023 products stay below 2^24 and are exact in F32
 # whatever the order of the additions.
-_EXACT_TERMS = 1023
-# Below this many rows BLAS takes other kernels, which add in another order.
-_MIN_ROWS = 16
+EXACT_TERMS = 1023
+# Below 4 rows or 10 columns MKL takes kernels that add in another order.
+_MIN_SIZE = 16
 
 
 def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Exact int32 [.., N] of int8 x [.., K] and int8 weight [N, K]."""
-    total: Tensor | None = None
-    for start in range(0, x.shape[-1], _EXACT_TERMS):
-        part = slice(start, start + _EXACT_TERMS)
-        term = functional.linear(x[..., part].float(), weight[..., part].float()).to(torch.int32)
-        total = term if total is None else total + term
-    if total is None:
-        return torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.int32)
+    if x.device.type == "cpu" and x.numel() and weight.numel() and _int_mm_is_exact():
+        return torch._int_mm(x.reshape(-1, x.shape[-1]), weight.T).view(*x.shape[:-1], -1)
+    return _int_matmul_in_float(x, weight)
+
+
+def _int_matmul_in_float(x: Tensor, weight: Tensor) -> Tensor:
+    total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.int32, device=x.device)
+    for start in range(0, x.shape[-1], EXACT_TERMS):
+        part = slice(start, start + EXACT_TERMS)
+        total += functional.linear(x[..., part].float(), weight[..., part].float()).to(torch.int32)
     return total
 
 
+@cache
+def _int_mm_is_exact() -> bool:
+    """Whether torch's int8 product neither saturates nor refuses on this processor.
+
+    Without VNNI instructions oneDNN may add pairs of products in 16 bits.
+    """
+    for rows, terms in ((1, 64), (5, 200), (40, 96)):
+        x = torch.full((rows, terms), 127, dtype=torch.int8)
+        weight = torch.full((24, terms), -128, dtype=torch.int8)
+        x[:, 1::3], weight[::2] = -128, 127
+        try:
+            y = torch._int_mm(x, weight.T)
+        except RuntimeError:
+            return False
+        if not torch.equal(y, _int_matmul_in_float(x, weight)):
+            return False
+    return True
+
+
 def linear_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times weight [N, K] transposed; a row's bits do not depend on the other rows."""
-    rows = x.shape[0]
-    if rows < _MIN_ROWS:
-        x = functional.pad(x, (0, 0, 0, _MIN_ROWS - rows))
-    return functional.linear(x, weight)[:rows]
+    """[T, N] of x [T, K] and weight [N, K]; in F32 a row's bits ignore the other rows.
+
+    Measured, not guaranteed by BLAS: tests/ops/test_batch_invariance.py.
+    """
+    rows, columns = x.shape[0], weight.shape[0]
+    if rows < _MIN_SIZE:
+        x = functional.pad(x, (0, 0, 0, _MIN_SIZE - rows))
+    if columns < _MIN_SIZE:
+        weight = functional.pad(weight, (0, 0, 0, _MIN_SIZE - columns))
+    return functional.linear(x, weight)[:rows, :columns]

@@ -114,8 +114,8 @@ def moe_experts(
                 x,
                 topk_weights,
                 topk_ids,
-                reference.Layer(w13, w13_scale, w13_scale_bias, scheme),
-                reference.Layer(w2, w2_scale, w2_scale_bias, scheme),
+                reference.Layer(w13, w13_scale, w13_scale_bias),
+                reference.Layer(w2, w2_scale, w2_scale_bias),
             )
         case other:
             raise NotImplementedError(other)

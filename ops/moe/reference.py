@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from glm5_ascend.ops.matmul import int_matmul, linear_rows
+from glm5_ascend.ops.matmul import EXACT_TERMS, int_matmul, linear_rows
 from glm5_ascend.ops.moe.packing import unpack_int4
 from glm5_ascend.ops.quant_linear.reference import dynamic_quant
+
+# Up to this many gathered weights one batched product beats a loop over experts.
+_GATHERED_WEIGHTS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Pairs of token and expert, sorted by expert: ``expert`` int64 [P] and rows per expert."""
+
+    expert: Tensor
+    counts: list[int]
+
+    def spans(self) -> list[tuple[int, slice]]:
+        """(expert, rows) of every expert that has rows."""
+        out, start = [], 0
+        for expert, count in enumerate(self.counts):
+            if count:
+                out.append((expert, slice(start, start + count)))
+            start += count
+        return out
 
 
 class Layer(NamedTuple):
@@ -19,31 +40,51 @@ class Layer(NamedTuple):
     weight: Tensor
     scale: Tensor | None
     scale_bias: Tensor | None
-    scheme: str
 
-    def apply(self, x: Tensor, expert: int) -> Tensor:
-        """F32 or F64 [rows, N] of x [rows, K]."""
-        weight = self.weight[expert]
+    def apply(self, x: Tensor, groups: Groups) -> Tensor:
+        """F32 or F64 [P, N] of x [P, K], row p through its expert."""
         if self.scale is None:
-            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-            return linear_rows(x.to(wide), weight.to(wide))
+            parts = [linear_rows(x[rows], self.weight[e].to(x.dtype)) for e, rows in groups.spans()]
+            return torch.cat(parts) if parts else x.new_zeros(0, self.weight.shape[1])
         codes, x_scale = dynamic_quant(x)
-        scale = self.scale[expert].float().view(-1)
+        scale = self.scale.float().squeeze(-1).index_select(0, groups.expert)
         if self.scale_bias is None:
-            return int_matmul(codes, weight).float() * scale * x_scale
-        # The offset -8 is the NPU's: its int4 unit sees x_q as 16 * high + (low - 8) + 8, and
-        # scale_bias restores the last term.
-        total = functional.linear(codes.float() - 8, unpack_int4(weight).float())
-        return (total * scale + self.scale_bias[expert].float().sum(-1)) * x_scale
+            return self._products(codes, groups) * scale * x_scale
+        bias = self.scale_bias.float().sum(-1).index_select(0, groups.expert)
+        return (self._products(codes, groups) * scale + bias) * x_scale
+
+    def _products(self, codes: Tensor, groups: Groups) -> Tensor:
+        """Exact integers as F32 [P, N]: sum x_q w for w8a8, sum (x_q - 8) w for w4a8.
+
+        The offset -8 is the NPU's: its int4 unit takes x_q as 16 * high + (low - 8) + 8, and
+        scale_bias restores the last term.
+        """
+        packed = self.scale_bias is not None
+        pairs, terms = codes.shape
+        outputs = self.weight.shape[1] * (2 if packed else 1)
+        x = codes.float() - 8 if packed else codes.float()
+        if terms <= EXACT_TERMS and pairs * outputs * terms <= _GATHERED_WEIGHTS:
+            weight = self.weight.index_select(0, groups.expert)
+            weight = unpack_int4(weight) if packed else weight
+            return torch.bmm(x[:, None], weight.float().mT)[:, 0]
+        out = torch.empty(pairs, outputs)
+        for expert, rows in groups.spans():
+            if packed:
+                # Exact below 2^24 / (135 * 8) = 15 534 terms.
+                weight = unpack_int4(self.weight[expert]).float()
+                out[rows] = functional.linear(x[rows], weight)
+            else:
+                out[rows] = int_matmul(codes[rows], self.weight[expert]).float()
+        return out
 
 
 def gating(
     logits: Tensor, bias: Tensor, top_k: int, factor: float, normalise: bool
 ) -> tuple[Tensor, Tensor]:
     """(weights [T, top_k], ids int32 [T, top_k]); see api."""
-    score = (logits if logits.dtype == torch.float64 else logits.float()).sigmoid()
-    order = (score + bias.to(score.dtype)).sort(dim=-1, descending=True, stable=True).indices
-    ids = order[:, :top_k]
+    score = _sigmoid(logits if logits.dtype == torch.float64 else logits.float())
+    biased = score + bias.to(score.dtype)
+    ids = biased.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = score.gather(1, ids)
     if normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
@@ -53,20 +94,21 @@ def gating(
 def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> Tensor:
     """[T, H] in x's dtype; ids are local experts or -1."""
     tokens, top_k = ids.shape
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    slots = torch.zeros(tokens * top_k, x.shape[1], dtype=wide)
+    wide = x if x.dtype == torch.float64 else x.float()
     flat = ids.flatten().long()
-    order = flat.argsort(stable=True)
     counts = torch.bincount(flat + 1, minlength=up.weight.shape[0] + 1).tolist()
-    start = counts[0]
-    for expert, count in enumerate(counts[1:]):
-        if count == 0:
-            continue
-        pairs = order[start : start + count]
-        start += count
-        gate, lift = up.apply(x[pairs // top_k], expert).chunk(2, -1)
-        slots[pairs] = down.apply(functional.silu(gate) * lift, expert)
-    return _weighted_sum(slots.view(tokens, top_k, -1), weights.to(wide)).to(x.dtype)
+    order = flat.argsort(stable=True)[counts[0] :]
+    groups = Groups(flat[order], counts[1:])
+    gate, lift = up.apply(wide.index_select(0, order // top_k), groups).chunk(2, -1)
+    slots = wide.new_zeros(tokens * top_k, x.shape[1])
+    slots[order] = down.apply(gate * _sigmoid(gate) * lift, groups)
+    return _weighted_sum(slots.view(tokens, top_k, -1), weights.to(wide.dtype)).to(x.dtype)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    # torch.sigmoid rounds the last elements of a tensor differently from the others, so that a
+    # row's bits would depend on the batch; exp does not.
+    return 1 / (1 + (-x).exp())
 
 
 def _weighted_sum(slots: Tensor, weights: Tensor) -> Tensor:

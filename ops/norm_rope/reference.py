@@ -34,7 +34,7 @@ def rotary_table(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Ten
 
 def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[T, .., dim] rotated by cos, sin [T, dim / 2]."""
-    wide = _wide(x).unflatten(-1, (-1, 2))
+    wide = _wide(x).view(*x.shape[:-1], -1, 2)
     shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
     c, s = cos.to(wide.dtype).view(shape), sin.to(wide.dtype).view(shape)
     even, odd = wide.unbind(-1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.layout import Keys, Queries
+from glm5_ascend.ops.layout import Keys, Queries, visible_keys
 
-# Gathered rows are held for one chunk of queries only.
-_CHUNK_BYTES = 64 << 20
+# Gathered rows of one chunk of queries; small enough to stay in the cache of a core.
+_CHUNK_BYTES = 2 << 20
 
 
 def forward(
@@ -20,6 +20,7 @@ def forward(
     block: int,
     requests: Queries,
     spans: Keys,
+    *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out [rows, H, Lv], max [rows, H], sum [rows, H]).
@@ -29,64 +30,58 @@ def forward(
     """
     dtype = torch.float64 if query[0].dtype == torch.float64 else torch.float32
     rows, heads = query[0].shape[:2]
-    out = query[0].new_zeros(rows, heads, value.shape[-1])
-    peak = torch.full((rows, heads), -torch.inf, dtype=dtype)
-    total = torch.zeros(rows, heads, dtype=dtype)
-    request, offset = requests.request_of_row()
+    out = query[0].new_empty(rows, heads, value.shape[-1])
+    peak = torch.empty((rows, heads), dtype=dtype)
+    total = torch.empty((rows, heads), dtype=dtype)
     position = indices.long()
     if block > 1:
-        inside = torch.arange(block)
-        position = torch.where(position[..., None] < 0, -1, position[..., None] * block + inside)
-        position = position.flatten(1)
-    visible = _visible(request, offset, requests, spans, causal)
+        tokens = position[..., None] * block + torch.arange(block)
+        position = torch.where(position[..., None] < 0, -1, tokens).flatten(1)
+    request, visible = visible_keys(requests, spans, causal=causal)
     valid = (position >= 0) & (position < visible[:, None])
-    flat = spans.rows(request.clamp(min=0)[:, None], torch.where(valid, position, 0))
-    flat = torch.where(valid, flat, 0)
-    width = sum(k.shape[-1] for k in key) + value.shape[-1]
-    step = max(1, _CHUNK_BYTES // (4 * max(1, position.shape[1]) * width))
+    flat = _flat_rows(spans, request, position, valid)
+    width = sum(k.shape[-1] for k in key)
+    step = max(1, _CHUNK_BYTES // (4 * max(1, flat.shape[1]) * width))
     for i in range(0, rows, step):
         part = slice(i, i + step)
-        o, p, t = _attend(
+        out[part], peak[part], total[part] = _attend(
             [q[part].to(dtype) for q in query], key, value, flat[part], valid[part], scale
         )
-        out[part], peak[part], total[part] = o, p, t
     return out, peak, total
 
 
-def _visible(
-    request: Tensor, offset: Tensor, requests: Queries, spans: Keys, causal: bool
-) -> Tensor:
-    """Number of keys each row may see, int64 [rows]; 0 for rows of no request."""
+def _flat_rows(spans: Keys, request: Tensor, position: Tensor, valid: Tensor) -> Tensor:
+    """Row of every position; unused entries name row 0, whose content is then cleared."""
     if not spans.lengths:
-        return torch.zeros_like(request)
-    k_len = torch.tensor(spans.lengths)[request]
-    if causal:
-        k_len = (k_len - torch.tensor(requests.lengths)[request] + offset + 1).clamp_(min=0)
-    return k_len.masked_fill_(request < 0, 0)
+        return torch.zeros_like(position)
+    flat = spans.flat_rows(request[:, None], position.masked_fill(~valid, 0))
+    return flat.masked_fill_(~valid, 0)
 
 
 def _attend(
     query: list[Tensor], key: list[Tensor], value: Tensor, flat: Tensor, valid: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = query[0].dtype
+    """One chunk: query [n, H, d] each, flat and valid [n, K]."""
     unused = None if bool(valid.all()) else ~valid
-    gathered = [_gather(k, flat, unused, dtype) for k in key]
-    v = gathered[0] if value is key[0] else _gather(value, flat, unused, dtype)
-    score = query[0] @ gathered[0].mT
-    for q, k in zip(query[1:], gathered[1:], strict=True):
-        score += q @ k.mT
+    dtype = query[0].dtype
+    picked = [_gather(k, flat, unused, dtype) for k in key]
+    score = torch.bmm(query[0], picked[0].mT)
+    for q, k in zip(query[1:], picked[1:], strict=True):
+        score.baddbmm_(q, k.mT)
     score *= scale
     if unused is not None:
         score.masked_fill_(unused[:, None], -torch.inf)
-    peak = score.amax(-1) if score.shape[-1] else score.new_full(score.shape[:-1], -torch.inf)
-    weight = (score - peak.masked_fill(peak == -torch.inf, 0)[..., None]).exp_()
+    peak = score.amax(-1) if flat.shape[1] else score.new_full(score.shape[:-1], -torch.inf)
+    weight = score.sub_(peak.masked_fill(peak == -torch.inf, 0)[..., None]).exp_()
     total = weight.sum(-1)
-    out = (weight @ v) / total.masked_fill(total == 0, 1)[..., None]
+    v = picked[0] if value is key[0] else _gather(value, flat, unused, dtype)
+    out = torch.bmm(weight, v).div_(total.masked_fill(total == 0, 1)[..., None])
     return out, peak, total
 
 
 def _gather(rows: Tensor, flat: Tensor, unused: Tensor | None, dtype: torch.dtype) -> Tensor:
-    picked = rows[flat].to(dtype)
-    if unused is not None:
-        picked[unused] = 0  # unwritten cache rows may hold NaN
-    return picked
+    """[n, K, d] in ``dtype``; zero where unused, since unwritten cache rows may hold NaN."""
+    if not len(rows):
+        return torch.zeros(*flat.shape, rows.shape[1], dtype=dtype)
+    picked = rows.index_select(0, flat.flatten()).to(dtype).view(*flat.shape, -1)
+    return picked if unused is None else picked.masked_fill_(unused[..., None], 0)
