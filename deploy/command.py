@@ -58,16 +58,10 @@ class Launch:
         return " \\\n  ".join(["env", *lines] if self.environ else lines)
 
 
-def npu_launch(
-    model: Path, user: Sequence[str], vllm_command: str, environ: Mapping[str, str]
-) -> Launch:
-    """Return ``vllm serve MODEL`` with the user's flags and nothing else.
-
-    The simulator's plugin is switched off: vLLM accepts only one out-of-tree platform.
-    """
-    off = {"GLM5_ASCEND_PLUGIN": "0"}
+def npu_launch(model: Path, user: Sequence[str], vllm_command: str) -> Launch:
+    """Return ``vllm serve MODEL`` with the user's flags and nothing else."""
     return Launch(
-        environ={n: v for n, v in off.items() if environ.get(n) != v},
+        environ={},
         head=(vllm_command, "serve", str(model)),
         defaults=(),
         user=tuple(user),

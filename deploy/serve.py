@@ -102,7 +102,7 @@ def _plan(
                 "which brings its own operators",
                 "leave --op-backend out on an NPU",
             )
-        return npu_launch(model, vllm_args, facts.vllm_command or "vllm", environ)
+        return npu_launch(model, vllm_args, facts.vllm_command or "vllm")
     return cpu_launch(model, vllm_args, environ, op_backend)
 
 

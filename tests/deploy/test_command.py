@@ -66,10 +66,10 @@ def test_parsers_are_added_with_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_npu_launch_is_plain_vllm_serve() -> None:
-    launch = npu_launch(MODEL, HARD, "/bin/vllm", {})
+    launch = npu_launch(MODEL, HARD, "/bin/vllm")
     assert launch.command == ["/bin/vllm", "serve", str(MODEL), *HARD]
-    assert launch.environ == {"GLM5_ASCEND_PLUGIN": "0"}
-    launch = npu_launch(Path("/m"), ["-tp", "8"], "/bin/vllm", {"GLM5_ASCEND_PLUGIN": "0"})
+    assert launch.environ == {}
+    launch = npu_launch(Path("/m"), ["-tp", "8"], "/bin/vllm")
     assert launch.render() == "/bin/vllm serve /m \\\n  -tp 8"
 
 
