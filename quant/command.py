@@ -103,10 +103,10 @@ def run(options: QuantizeOptions) -> Summary:
     choices = Choices(options.scheme, options.rotate, options.dtype, options.mtp)
     plan, journal = stream.prepare(source, choices, options.shard_bytes)
     journal.directory = destination
-    stream.open_destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
-    resumed = len(journal.done)
+    ready = stream.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
     try:
-        with stream.locked(destination):
+        with ready:
+            resumed = len(journal.done)
             stream.write_weights(source, plan, journal, options.workers)
             stream.finish(source, plan, journal)
     except KeyboardInterrupt:

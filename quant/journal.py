@@ -94,28 +94,33 @@ def read_journal(directory: Path) -> Journal | None:
     if not (directory / JOURNAL).is_file():
         return None
     document = read_json_object(directory / JOURNAL)
-    try:
-        job, files, done = document["job"], document["files"], document["done"]
-        if not isinstance(job, dict) or not isinstance(files, list) or not isinstance(done, dict):
-            raise TypeError("not a journal")
-        records = {str(name): FileRecord(**entry) for name, entry in done.items()}
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{directory / JOURNAL} is not a journal of this tool",
-            "choose an empty destination directory",
-        ) from error
-    return Journal(directory, job, [str(name) for name in files], records)
+    return _parse(directory, JOURNAL, *map(document.get, ("job", "files", "done")))
+
+
+def resumable(directory: Path) -> Journal | None:
+    """Return the journal of an unfinished job, or one made from the manifest of a finished one."""
+    journal = read_journal(directory)
+    if journal is not None or not (directory / MANIFEST).is_file():
+        return journal
+    document = read_json_object(directory / MANIFEST)
+    written, weights = document.pop("written", None), document.pop("weights", None)
+    return _parse(directory, MANIFEST, document, written, weights)
 
 
 def require_same_job(journal: Journal, job: Mapping[str, object]) -> None:
-    """Raise ``CheckpointError`` naming what differs from the job that was interrupted."""
+    """Raise ``CheckpointError`` naming what differs from the job that was interrupted.
+
+    A manifest does not know modification times; then they are not compared.
+    """
     for key, wanted in job.items():
         found = journal.job.get(key)
+        if key == "sources" and found == _without_times(wanted):
+            continue
         if found == wanted:
             continue
         difference = _difference(key, found, wanted)
         raise CheckpointError(
-            f"{journal.directory} holds an unfinished job that differs in {difference}",
+            f"{journal.directory} holds the work of a run that differs in {difference}",
             "repeat the command with the same source and options, or start anew with --overwrite",
         )
 
@@ -133,19 +138,24 @@ def write_manifest(journal: Journal) -> None:
 
 def owned_files(directory: Path) -> set[str] | None:
     """Names an earlier run may have written into ``directory``, None if no run left its record."""
-    journal = read_journal(directory)
-    names: set[str] = set()
-    if journal is not None:
-        names |= set(journal.files)
-    elif (directory / MANIFEST).is_file():
-        written = read_json_object(directory / MANIFEST).get("written")
-        if not isinstance(written, list):
-            return None
-        names |= {str(name) for name in written}
-    else:
+    journal = resumable(directory)
+    if journal is None:
         return None
-    names |= {JOURNAL, MANIFEST}
+    names = {*journal.files, JOURNAL, MANIFEST}
     return names | {f".{name}.part" for name in names}
+
+
+def _parse(directory: Path, file: str, job: object, files: object, done: object) -> Journal:
+    try:
+        if not isinstance(job, dict) or not isinstance(files, list) or not isinstance(done, dict):
+            raise TypeError("not of this form")
+        records = {str(name): FileRecord(**entry) for name, entry in done.items()}
+    except TypeError as error:
+        raise CheckpointError(
+            f"{directory / file} was not written by this tool",
+            "choose an empty destination directory",
+        ) from error
+    return Journal(directory, job, [str(name) for name in files], records)
 
 
 def _header_sha256(file: Path) -> str:

@@ -36,8 +36,8 @@ from glm5_ascend.quant.journal import (
     Journal,
     describe_job,
     owned_files,
-    read_journal,
     require_same_job,
+    resumable,
     write_manifest,
 )
 from glm5_ascend.quant.plan import Plan, make_plan
@@ -68,31 +68,35 @@ def prepare(source: Path, choices: Choices, shard_bytes: int | None) -> tuple[Pl
         return plan, Journal(Path(), describe_job(reader, plan), output_files(plan, source))
 
 
-def open_destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) -> Journal:
-    """Make ``journal.directory`` ready and return the journal to continue.
+@contextmanager
+def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Make ``journal.directory`` ready for the job, and hold a lock on it.
+
+    With ``resume`` the files that are complete are noted in ``journal.done``.
 
     Raises:
-        CheckpointError: the directory holds files and neither option covers them, or the
-            unfinished job in it is another one.
+        CheckpointError: the directory holds files and neither option covers them, the unfinished
+            job in it is another one, or another run is working on it.
         DoesNotFit: the disk is too small.
     """
     directory = journal.directory
-    present = _entries(directory)
-    if resume and (found := read_journal(directory)) is not None:
+    obsolete = _entries(directory)
+    found = resumable(directory) if resume else None
+    if found is not None:
         require_same_job(found, journal.job)
-        done = {name: found.done[name] for name in found.done if _is_whole(found, name)}
-        journal.done = done
-        present = set()
-    if present:
-        _require_ours(directory, present, resume=resume, overwrite=overwrite)
+        journal.done = {name: found.done[name] for name in found.done if _is_whole(found, name)}
+        obsolete = set()
+    if obsolete:
+        _require_ours(directory, obsolete, resume=resume, overwrite=overwrite)
     left = sum(shard.nbytes for shard in plan.shards if shard.file not in journal.done)
-    reclaimed = sum((directory / name).stat().st_size for name in present)
+    reclaimed = sum((directory / name).stat().st_size for name in obsolete)
     require_free_space(directory, max(0, left + _SPARE_BYTES - reclaimed))
-    for name in sorted(present):
-        (directory / name).unlink()
     _make(directory)
-    journal.save()
-    return journal
+    with _locked(directory):
+        for name in sorted(obsolete):
+            (directory / name).unlink()
+        journal.save()
+        yield
 
 
 def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> None:
@@ -121,12 +125,7 @@ def finish(source: Path, plan: Plan, journal: Journal) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold an advisory lock on a directory; a second run on it is refused.
-
-    Raises:
-        CheckpointError: another run holds it.
-    """
+def _locked(directory: Path) -> Iterator[None]:
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,12 +6,13 @@ gone. The parent alone writes the journal.
 
 from __future__ import annotations
 
-import os
+import ctypes
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +25,8 @@ from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
 from glm5_ascend.quant.rotation import Orthogonal, rotations
 from glm5_ascend.quant.work import Advance, write_file
+
+_PR_SET_PDEATHSIG = 1
 
 Finished = Callable[[Shard, FileRecord], None]
 
@@ -141,25 +144,29 @@ class _Pool:
 def _serve(connection: Connection, job: Job) -> None:
     """Main function of a worker: files in, progress and records out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     torch.set_num_threads(1)
-    parent = os.getppid()
-
-    def advance(nbytes: int) -> None:
-        if os.getppid() != parent:
-            raise SystemExit(1)
-        connection.send(nbytes)
 
     try:
         with CheckpointReader(job.source) as reader:
             matrices = _matrices(reader, job)
             while True:
                 shard = connection.recv()
-                record = write_file(reader, shard, matrices, job.destination, advance)
+                record = write_file(reader, shard, matrices, job.destination, connection.send)
                 connection.send(record)
     except (EOFError, ConnectionError):
         return
     except Glm5Error as error:
         connection.send(_Failure(type(error), error.message, error.hint))
+
+
+def _die_with_parent() -> None:
+    """A killed parent takes its workers along, so that none writes beside a resumed run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = parent_process()
+    if parent is None or not parent.is_alive():
+        raise SystemExit(1)
 
 
 def _matrices(reader: CheckpointReader, job: Job) -> dict[str, Orthogonal]:

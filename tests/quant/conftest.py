@@ -1,0 +1,60 @@
+"""Small source checkpoints and what the quantiser makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glm5_ascend.quant.command import QuantizeOptions, run
+from tests.support.tiny_model import write_tiny
+
+
+def quantize(source: Path, destination: Path, scheme: str = "w4a8", **options: Any) -> Path:
+    """Run the quantiser and return ``destination``."""
+    run(QuantizeOptions(source, destination, scheme, **options))  # type: ignore[arg-type]
+    return destination
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of every safetensors file, read by the safetensors library."""
+    result: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        result |= load_file(file)
+    return result
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Name and bytes of every file."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A 5.2-style BF16 checkpoint: shared indexer, MoE, MTP, tokenizer, three shards."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "source", shards=3, tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def w4a8(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantize(source, tmp_path_factory.mktemp("tiny") / "w4a8", "w4a8")
+
+
+@pytest.fixture(scope="session")
+def w8a8(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantize(source, tmp_path_factory.mktemp("tiny") / "w8a8", "w8a8")
+
+
+@pytest.fixture(scope="session")
+def rotated(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rotation alone, float32."""
+    return quantize(source, tmp_path_factory.mktemp("tiny") / "rot", "none", dtype="float32")
