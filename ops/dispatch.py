@@ -1,19 +1,19 @@
 """Which backend runs an operator. An explicit request never falls back to another backend.
 
-``auto`` takes ``GLM5_ASCEND_OP_BACKEND`` when it is set (that counts as an explicit request) and
-otherwise the default of the tensor's device. A backend of an operator exists when its folder has
-the backend's file; nothing of a vendor package is imported to find out.
+``auto`` takes ``GLM5_ASCEND_OP_BACKEND`` when that names a backend, which then counts as an
+explicit request, and otherwise the default of the tensor's device. An operator has a backend when
+its folder has the backend's file; no vendor package is imported to find out.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
+from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
 
 OPERATORS = (
@@ -27,15 +27,15 @@ OPERATORS = (
 
 
 class _Backend(NamedTuple):
-    module: str  # file name in the operator's folder, without .py
-    package: str | None  # what has to be installed
-    hint: str
+    module: str  # file in the operator's folder, without .py
+    package: str | None = None  # what has to be installed
+    remedy: str = ""
 
 
 _BACKENDS = {
-    "reference": _Backend("reference", None, ""),
-    "cpu": _Backend("cpu", None, "use backend 'reference'"),
-    "emulated": _Backend("emulated", None, "use backend 'reference'"),
+    "reference": _Backend("reference"),
+    "cpu": _Backend("cpu"),
+    "emulated": _Backend("emulated"),
     "triton": _Backend("triton_kernel", "triton", "install glm5-ascend[nvidia]"),
     "ascendc": _Backend("ascendc", "torch_npu", "run inside the vllm-ascend image"),
     "torch_npu": _Backend("torch_npu_op", "torch_npu", "run inside the vllm-ascend image"),
@@ -44,11 +44,12 @@ _DEVICE_DEFAULT = {"cpu": "reference", "cuda": "reference", "npu": "reference"}
 
 
 class Availability(NamedTuple):
-    """One row of the table: ``reason`` is empty when the backend can run."""
+    """One row of the table; ``reason`` and ``hint`` are empty when the backend can run."""
 
     operator: str
     backend: str
     reason: str
+    hint: str
 
 
 def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
@@ -57,30 +58,34 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     Raises:
         BackendUnavailable: the named backend does not exist or cannot run here.
     """
-    name = backend
-    if name == "auto":
-        name = os.environ.get("GLM5_ASCEND_OP_BACKEND", "auto")
+    name = env.read("GLM5_ASCEND_OP_BACKEND") if backend == "auto" else backend
     if name == "auto":
         name = _DEVICE_DEFAULT.get(tensor.device.type, "reference")
-    if reason := _why_not(operator, name):
-        known = _BACKENDS.get(name)
-        hint = known.hint if known else f"choose one of {', '.join(_BACKENDS)}"
-        raise BackendUnavailable(f"backend '{name}' of {operator} is not available: {reason}", hint)
+    row = _look_up(operator, name)
+    if row.reason:
+        message = f"backend '{name}' of {operator} is not available: {row.reason}"
+        raise BackendUnavailable(message, row.hint)
     return name
 
 
 @cache
-def _why_not(operator: str, name: str) -> str:
-    if name not in _BACKENDS:
-        return "no backend has this name"
-    backend = _BACKENDS[name]
+def _look_up(operator: str, name: str) -> Availability:
+    backend = _BACKENDS.get(name)
+    if backend is None:
+        return Availability(
+            operator, name, "no backend has this name", f"choose one of {', '.join(_BACKENDS)}"
+        )
     if find_spec(f"glm5_ascend.ops.{operator}.{backend.module}") is None:
-        return "this release has no such implementation"
+        return Availability(
+            operator, name, "this release does not implement it", "use backend 'reference'"
+        )
     if backend.package is not None and find_spec(backend.package) is None:
-        return f"package {backend.package} is not installed"
-    return ""
+        return Availability(
+            operator, name, f"package {backend.package} is not installed", backend.remedy
+        )
+    return Availability(operator, name, "", "")
 
 
 def availability() -> list[Availability]:
     """Every operator with every backend, and why one cannot run."""
-    return [Availability(op, name, _why_not(op, name)) for op in OPERATORS for name in _BACKENDS]
+    return [_look_up(operator, name) for operator in OPERATORS for name in _BACKENDS]

@@ -30,62 +30,56 @@ class Keys:
     """Requests of a key tensor: ``lengths[b]`` keys each, found through ``flat_rows``."""
 
     lengths: list[int]
-    starts: Tensor | None  # int64 [B]: first flat row (BSND, TND)
-    block_table: Tensor | None  # int64 [B, max_blocks] (PA_BSND)
-    block_size: int
+    starts: Tensor  # int64 [B]: first flat row; unused with a block table
+    block_table: Tensor | None = None  # int64 [B, max_blocks]
+    block_size: int = 0
 
     def flat_rows(self, request: Tensor, position: Tensor) -> Tensor:
         """Row of ``position`` of ``request`` (int64, broadcast) in the flattened key tensor."""
-        if self.starts is not None:
+        if self.block_table is None:
             return self.starts[request] + position
-        assert self.block_table is not None
         block = self.block_table[request, position // self.block_size]
         return block * self.block_size + position % self.block_size
 
 
-def query_spans(shape: torch.Size, layout: str, lengths: Tensor | None) -> Queries:
-    """Requests of a query of ``shape``; ``lengths`` as the layout wants them.
+def query_spans(query: Tensor, layout: str, lengths: Tensor | None) -> Queries:
+    """Requests of ``query``; ``lengths`` as the layout wants them.
 
     Raises:
         ValueError: unknown layout, wrong rank, missing, decreasing or too large lengths.
     """
-    _check_rank("query", shape, layout, {"BSND": 4, "TND": 3})
+    _check_rank("query", query, layout, {"BSND": 4, "TND": 3})
     if layout == "TND":
-        starts, each = _from_prefix_sums("query", lengths, shape[0])
-        return Queries(starts, each, shape[0])
-    batch, seq = shape[:2]
-    return Queries(
-        [b * seq for b in range(batch)], _per_entry("query", lengths, shape), batch * seq
-    )
+        starts, each = _from_prefix_sums("query", lengths, query.shape[0])
+        return Queries(starts, each, query.shape[0])
+    batch, seq = query.shape[:2]
+    starts = [b * seq for b in range(batch)]
+    return Queries(starts, _per_entry("query", lengths, batch, seq), batch * seq)
 
 
-def key_spans(
-    shape: torch.Size, layout: str, lengths: Tensor | None, block_table: Tensor | None
-) -> Keys:
-    """Requests of a key tensor of ``shape``.
+def key_spans(key: Tensor, layout: str, lengths: Tensor | None, block_table: Tensor | None) -> Keys:
+    """Requests of ``key``.
 
     Raises:
         ValueError: unknown layout, wrong rank, missing or impossible lengths, missing or short
             block table.
     """
-    _check_rank("key", shape, layout, {"BSND": 4, "TND": 3, "PA_BSND": 4})
+    _check_rank("key", key, layout, {"BSND": 4, "TND": 3, "PA_BSND": 4})
     if (layout == "PA_BSND") != (block_table is not None):
-        raise ValueError(f"layout PA_BSND and a block_table go together, not with {layout}")
+        raise ValueError(f"block_table goes with the layout PA_BSND only, not with {layout}")
+    first, second = key.shape[:2]
+    starts: list[int] = []
     if layout == "TND":
-        starts, each = _from_prefix_sums("key", lengths, shape[0])
-        return Keys(each, torch.tensor(starts, dtype=torch.int64), None, 0)
-    if block_table is None:
-        return Keys(_per_entry("key", lengths, shape), torch.arange(shape[0]) * shape[1], None, 0)
-    if lengths is None:
+        starts, each = _from_prefix_sums("key", lengths, first)
+    elif block_table is None:
+        starts, each = [b * second for b in range(first)], _per_entry("key", lengths, first, second)
+    elif lengths is None:
         raise ValueError("a PA_BSND key needs its lengths per request")
-    each = _ints(lengths)
-    if block_table.ndim != 2 or block_table.shape[0] != len(each):
-        raise ValueError(f"block_table {tuple(block_table.shape)} needs {len(each)} rows")
-    if any(n < 0 or n > block_table.shape[1] * shape[1] for n in each):
-        raise ValueError(
-            f"key lengths {each} do not fit {block_table.shape[1]} blocks of {shape[1]}"
-        )
-    return Keys(each, None, block_table.long(), shape[1])
+    else:
+        each = _per_entry("key", lengths, block_table.shape[0], block_table.shape[1] * second)
+        block_table = block_table.to(key.device, torch.int64)
+    where = torch.tensor(starts, dtype=torch.int64, device=key.device)
+    return Keys(each, where, block_table, second)
 
 
 def visible_keys(requests: Queries, spans: Keys, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -94,34 +88,33 @@ def visible_keys(requests: Queries, spans: Keys, *, causal: bool) -> tuple[Tenso
     Causal and right aligned: query i of n sees keys 0 .. k_len - n + i. Rows of no request have
     request 0 and see nothing.
     """
-    request = torch.zeros(requests.rows, dtype=torch.int64)
-    visible = torch.zeros(requests.rows, dtype=torch.int64)
     lengths = torch.tensor(requests.lengths, dtype=torch.int64)
-    owner = torch.arange(len(requests.lengths)).repeat_interleave(lengths)
-    offset = torch.arange(owner.shape[0]) - (lengths.cumsum(0) - lengths)[owner]
+    owner = torch.arange(len(lengths)).repeat_interleave(lengths)
+    offset = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
     row = torch.tensor(requests.starts, dtype=torch.int64)[owner] + offset
-    k_len = torch.tensor(spans.lengths, dtype=torch.int64)[owner]
-    request[row] = owner
-    visible[row] = (k_len - lengths[owner] + offset + 1).clamp_(min=0) if causal else k_len
-    return request, visible
+    seen = torch.tensor(spans.lengths, dtype=torch.int64)[owner]
+    if causal:
+        seen = (seen - lengths[owner] + offset + 1).clamp_(min=0)
+    request = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, owner)
+    visible = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, seen)
+    return request.to(spans.starts.device), visible.to(spans.starts.device)
 
 
-def _check_rank(what: str, shape: torch.Size, layout: str, ranks: dict[str, int]) -> None:
+def _check_rank(what: str, tensor: Tensor, layout: str, ranks: dict[str, int]) -> None:
     if layout not in ranks:
         raise ValueError(f"the layout of {what} must be one of {', '.join(ranks)}, not {layout}")
-    if len(shape) != ranks[layout]:
-        raise ValueError(f"{what} {tuple(shape)} has not the {ranks[layout]} axes of {layout}")
+    if tensor.ndim != ranks[layout]:
+        raise ValueError(f"{what} {tuple(tensor.shape)} needs the {ranks[layout]} axes of {layout}")
 
 
 def _ints(lengths: Tensor) -> list[int]:
     return [int(n) for n in lengths.tolist()]
 
 
-def _per_entry(what: str, lengths: Tensor | None, shape: torch.Size) -> list[int]:
-    batch, seq = shape[:2]
-    each = [seq] * batch if lengths is None else _ints(lengths)
-    if len(each) != batch or any(n < 0 or n > seq for n in each):
-        raise ValueError(f"{what} lengths {each} do not fit BSND {tuple(shape)}")
+def _per_entry(what: str, lengths: Tensor | None, batch: int, most: int) -> list[int]:
+    each = [most] * batch if lengths is None else _ints(lengths)
+    if len(each) != batch or any(n < 0 or n > most for n in each):
+        raise ValueError(f"{what} lengths {each} must be {batch} numbers up to {most}")
     return each
 
 
@@ -129,8 +122,8 @@ def _from_prefix_sums(what: str, lengths: Tensor | None, total: int) -> tuple[li
     if lengths is None:
         raise ValueError(f"a TND {what} needs its lengths as prefix sums")
     ends = _ints(lengths)
-    starts = [0, *ends[:-1]] if ends else []
+    starts = [0, *ends][: len(ends)]
     each = [end - start for start, end in zip(starts, ends, strict=True)]
-    if any(n < 0 for n in each) or (ends and ends[-1] > total):
+    if any(n < 0 for n in each) or sum(each) > total:
         raise ValueError(f"{what} lengths {ends} are no prefix sums within {total} tokens")
     return starts, each

@@ -57,8 +57,8 @@ def lightning_indexer(
         raise ValueError(f"sparse_mode must be 0 or 3, not {sparse_mode}")
     if sparse_count < 1:
         raise ValueError(f"sparse_count must be positive, not {sparse_count}")
-    requests = layout.query_spans(query.shape, layout_query, actual_seq_lengths_query)
-    spans = layout.key_spans(key.shape, layout_key, actual_seq_lengths_key, block_table)
+    requests = layout.query_spans(query, layout_query, actual_seq_lengths_query)
+    spans = layout.key_spans(key, layout_key, actual_seq_lengths_key, block_table)
     if len(requests.lengths) != len(spans.lengths):
         raise ValueError(f"{len(requests.lengths)} queries but {len(spans.lengths)} keys")
     rows = query.flatten(0, -3), key.flatten(0, -2), weights.flatten(0, -2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -35,49 +36,47 @@ def forward(
 
     A row that sees at most ``sparse_count`` keys takes them all without scoring.
     """
-    _, visible = visible_keys(requests, spans, causal=causal)
-    position = torch.arange(sparse_count, dtype=torch.int32)
+    request, visible = visible_keys(requests, spans, causal=causal)
+    device = query.device
+    position = torch.arange(sparse_count, dtype=torch.int32, device=device)
     out = torch.where(position < visible[:, None], position, -1)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    for owners, offset, count in _chunks(requests, spans, visible, sparse_count, query.shape[1]):
-        row = torch.tensor([requests.starts[b] + offset for b in owners])[:, None]
-        rows = (row + torch.arange(count)).flatten()
+    for starts, count in _chunks(requests, spans, visible.tolist(), sparse_count, query.shape[1]):
+        first = torch.tensor(starts, device=device)
+        rows = (first[:, None] + torch.arange(count, device=device)).flatten()
         seen = visible[rows]
-        width = max(int(seen.max()), _MIN_KEYS)
-        last = torch.tensor([spans.lengths[b] for b in owners])[:, None] - 1
-        where = spans.flat_rows(
-            torch.tensor(owners)[:, None], torch.minimum(torch.arange(width), last)
-        )
-        k = key.index_select(0, where.flatten()).to(dtype).view(len(owners), width, -1)
+        most = seen.view(-1, count)[:, -1:]
+        wanted = torch.arange(max(int(most.max()), _MIN_KEYS), device=device)
+        # Shorter key lists repeat their last key, which stays hidden.
+        where = spans.flat_rows(request[first][:, None], torch.minimum(wanted, most - 1))
+        k = key.index_select(0, where.flatten()).to(dtype).view(*where.shape, -1)
         score = scores(query[rows].to(dtype), k, weights[rows].to(dtype))
         out[rows] = best(score, seen, sparse_count)
     return out
 
 
 def _chunks(
-    requests: Queries, spans: Keys, visible: Tensor, sparse_count: int, heads: int
-) -> Iterator[tuple[list[int], int, int]]:
-    """(requests, first query, number of queries) whose rows see more than ``sparse_count`` keys.
+    requests: Queries, spans: Keys, visible: list[int], sparse_count: int, heads: int
+) -> Iterator[tuple[list[int], int]]:
+    """(first rows, rows each) of query runs whose rows all see more than ``sparse_count`` keys.
 
-    Requests of one chunk have equally many queries to score and differ less than twofold in
-    length, so that padding to the longest is cheap.
+    The runs of one chunk see numbers of keys that differ less than twofold, so that padding to
+    the most is cheap. Within a run a later row never sees less.
     """
-    together: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for b, (start, q_len) in enumerate(zip(requests.starts, requests.lengths, strict=True)):
-        sees_more = (visible[start : start + q_len] > sparse_count).nonzero()
-        if not len(sees_more):
+    together: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for start, q_len, k_len in zip(requests.starts, requests.lengths, spans.lengths, strict=True):
+        end = start + q_len
+        start = bisect_right(visible, sparse_count, start, end)
+        if 0 < end - start <= _TOGETHER:
+            together[end - start, k_len.bit_length()].append(start)
             continue
-        offset = int(sees_more[0])
-        if q_len <= _TOGETHER:
-            together[offset, q_len - offset, spans.lengths[b].bit_length()].append(b)
-            continue
-        step = max(1, _CHUNK_BYTES // (4 * heads * spans.lengths[b]))
-        for first in range(offset, q_len, step):
-            yield [b], first, min(step, q_len - first)
-    for (offset, count, bits), owners in together.items():
+        step = max(1, _CHUNK_BYTES // (4 * heads * max(k_len, 1)))
+        for first in range(start, end, step):
+            yield [first], min(step, end - first)
+    for (count, bits), starts in together.items():
         step = max(1, _CHUNK_BYTES // (4 * heads * count << bits))
-        for i in range(0, len(owners), step):
-            yield owners[i : i + step], offset, count
+        for i in range(0, len(starts), step):
+            yield starts[i : i + step], count
 
 
 def scores(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ def best(score: Tensor, visible: Tensor, count: int) -> Tensor:
     Every row must see more than ``count`` keys. Equal scores: the lower position wins; NaN
     counts as minus infinity.
     """
-    hidden = torch.arange(score.shape[1]) >= visible[:, None]
+    hidden = torch.arange(score.shape[1], device=score.device) >= visible[:, None]
     score = score.masked_fill(hidden | score.isnan(), -torch.inf)
     threshold = score.topk(count).values[:, -1:]
     chosen = score >= threshold

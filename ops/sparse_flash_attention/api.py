@@ -73,8 +73,8 @@ def sparse_flash_attention(
         )
     if (query_rope is None) != (key_rope is None):
         raise ValueError("query_rope and key_rope go together")
-    requests = layout.query_spans(query.shape, layout_query, actual_seq_lengths_query)
-    spans = layout.key_spans(key.shape, layout_kv, actual_seq_lengths_kv, block_table)
+    requests = layout.query_spans(query, layout_query, actual_seq_lengths_query)
+    spans = layout.key_spans(key, layout_kv, actual_seq_lengths_kv, block_table)
     if len(requests.lengths) != len(spans.lengths):
         raise ValueError(f"{len(requests.lengths)} queries but {len(spans.lengths)} keys")
     indices = sparse_indices.flatten(0, -2)

@@ -31,11 +31,11 @@ def forward(
     dtype = torch.float64 if query[0].dtype == torch.float64 else torch.float32
     rows, heads = query[0].shape[:2]
     out = query[0].new_empty(rows, heads, value.shape[-1])
-    peak = torch.empty((rows, heads), dtype=dtype)
-    total = torch.empty((rows, heads), dtype=dtype)
+    peak = query[0].new_empty(rows, heads, dtype=dtype)
+    total = query[0].new_empty(rows, heads, dtype=dtype)
     position = indices.long()
     if block > 1:
-        tokens = position[..., None] * block + torch.arange(block)
+        tokens = position[..., None] * block + torch.arange(block, device=indices.device)
         position = torch.where(position[..., None] < 0, -1, tokens).flatten(1)
     request, visible = visible_keys(requests, spans, causal=causal)
     valid = (position >= 0) & (position < visible[:, None])
@@ -82,6 +82,6 @@ def _attend(
 def _gather(rows: Tensor, flat: Tensor, unused: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[n, K, d] in ``dtype``; zero where unused, since unwritten cache rows may hold NaN."""
     if not len(rows):
-        return torch.zeros(*flat.shape, rows.shape[1], dtype=dtype)
+        return torch.zeros(*flat.shape, rows.shape[1], dtype=dtype, device=flat.device)
     picked = rows.index_select(0, flat.flatten()).to(dtype).view(*flat.shape, -1)
     return picked if unused is None else picked.masked_fill_(unused[..., None], 0)
