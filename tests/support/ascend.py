@@ -86,7 +86,9 @@ class AscendOracle(HfOracle):
     Inputs of W8A8_DYNAMIC and W4A8_DYNAMIC modules are quantised per token (int8, symmetric), those
     of W8A8 modules per tensor with the stored scale and offset. ``activations=False`` leaves them
     alone, so that only the weights are those of the checkpoint. ``check_bias=False`` loads a
-    checkpoint whose ``scale_bias`` is wrong, which has no influence here.
+    checkpoint whose ``scale_bias`` is wrong, which has no influence here. ``record_codes`` makes
+    the activation codes part of the choices; injecting them settles rounding ties (see
+    :meth:`Probe.settle`), without which two exact implementations drift apart.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class AscendOracle(HfOracle):
         latent_eps: float = ENGINE_LATENT_EPS,
         activations: bool = True,
         check_bias: bool = True,
+        record_codes: bool = False,
     ) -> None:
         self.description = read_description(directory)
         self.activations, self.check_bias = activations, check_bias
         self.quantised: dict[str, Channel | Static] = {}
         super().__init__(directory, dtype=dtype, latent_eps=latent_eps)
+        self.probe.record_codes = record_codes
 
     def _float_tensors(self) -> dict[str, torch.Tensor]:
         if self.description.get("group_size", 0) != 0:
@@ -151,7 +155,7 @@ class AscendOracle(HfOracle):
             if not module.startswith(prefix) or _EXPERT.fullmatch(module):
                 continue
             parent, _, name = module.removeprefix(prefix).rpartition(".")
-            setattr(layer.get_submodule(parent), name, QuantLinear(weight))
+            setattr(layer.get_submodule(parent), name, QuantLinear(module, weight, self.probe))
 
     def _replace_experts(self, layer: nn.Module, index: int) -> None:
         experts: dict[int, dict[str, Channel]] = {}
@@ -161,4 +165,6 @@ class AscendOracle(HfOracle):
                 experts.setdefault(int(match[2]), {})[match[3]] = weight
         if experts:
             mlp: Any = layer.get_submodule("mlp")
-            mlp.experts = QuantExperts([experts[e] for e in range(len(experts))])
+            name = f"model.layers.{index}.mlp.experts"
+            ordered = [experts[e] for e in range(len(experts))]
+            mlp.experts = QuantExperts(name, ordered, self.probe)

@@ -14,16 +14,20 @@ class Choices:
     """Choices by layer index; row t belongs to position t.
 
     ``topk_indices``: int32 [T, index_topk], ascending positions, padded with -1; only layers that
-    own an indexer. ``expert_ids``: int32 [T, top_k], ascending; MoE layers only.
+    own an indexer. ``expert_ids``: int32 [T, top_k], ascending; MoE layers only. ``codes``: by
+    module name, the int8 activation codes [T, K] of quantised linears and ``mlp.experts.gate_up``,
+    and [T, top_k, K] of ``mlp.experts.down`` in the order of ``expert_ids``; recorded on demand.
     """
 
     topk_indices: dict[int, torch.Tensor] = field(default_factory=dict)
     expert_ids: dict[int, torch.Tensor] = field(default_factory=dict)
+    codes: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the injection file that the simulator reads."""
         tensors = {f"layers.{i}.topk_indices": t for i, t in self.topk_indices.items()}
         tensors |= {f"layers.{i}.expert_ids": t for i, t in self.expert_ids.items()}
+        tensors |= {f"{module}.codes": t for module, t in self.codes.items()}
         save_file({name: t.contiguous() for name, t in tensors.items()}, path)
 
     @classmethod
@@ -31,8 +35,9 @@ class Choices:
         """Read a file written by :meth:`save`."""
         choices = cls()
         for name, tensor in load_file(path).items():
-            _, layer, kind = name.split(".")
-            getattr(choices, kind)[int(layer)] = tensor
+            owner, _, kind = name.rpartition(".")
+            key = owner if kind == "codes" else int(owner.removeprefix("layers."))
+            getattr(choices, kind)[key] = tensor
         return choices
 
     def rows(self, start: int, stop: int) -> Choices:
@@ -40,11 +45,16 @@ class Choices:
         return Choices(
             {i: t[start:stop] for i, t in self.topk_indices.items()},
             {i: t[start:stop] for i, t in self.expert_ids.items()},
+            {n: t[start:stop] for n, t in self.codes.items()},
         )
 
     def merged(self, other: Choices) -> Choices:
-        """Return the choices of both; layers of ``other`` win."""
-        return Choices(self.topk_indices | other.topk_indices, self.expert_ids | other.expert_ids)
+        """Return the choices of both (main model and MTP layer); those of ``other`` win."""
+        return Choices(
+            self.topk_indices | other.topk_indices,
+            self.expert_ids | other.expert_ids,
+            self.codes | other.codes,
+        )
 
 
 @dataclass

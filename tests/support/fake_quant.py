@@ -7,10 +7,13 @@ F32 as the NPU does, whatever the dtype around them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from tests.support.probe import Probe
 
 INT8_MAX = 127
 
@@ -42,69 +45,87 @@ class Static:
         return self.codes.to(torch.float32) * (self.deq_scale / self.input_scale).unsqueeze(1)
 
 
-def per_token_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scales of rows [T, K]: scale = absmax/127, code = round-half-even(x/scale).
-
-    Both are F32 tensors (codes hold integers); a row of zeros gets codes and scale 0.
-    """
-    rows = x.to(torch.float32)
+def per_token_scale(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (rows / scale, scale = absmax/127) in F32; a row of zeros gets scale 0 and zeros."""
+    rows = rows.to(torch.float32)
     scale = rows.abs().amax(dim=-1, keepdim=True) / INT8_MAX
-    codes = torch.where(scale > 0, torch.round(rows / scale), torch.zeros_like(rows))
-    return codes, scale
+    return torch.where(scale > 0, rows / scale, torch.zeros_like(rows)), scale
 
 
-def dynamic_linear(x: torch.Tensor, weight: Channel) -> torch.Tensor:
-    """Return y [T, N] = s_x · s_w · Σ x_q·w_q for rows x [T, K], in the dtype of x."""
-    codes, scale = per_token_int8(x)
+def _product(codes: torch.Tensor, scale: torch.Tensor, weight: Channel) -> torch.Tensor:
+    """Return s_x · s_w · Σ x_q·w_q in F64, the sum being exact."""
     total = codes.double() @ weight.codes.double().T
-    return (total * scale.double() * weight.scale.double().T).to(x.dtype)
-
-
-def static_linear(x: torch.Tensor, weight: Static) -> torch.Tensor:
-    """Return y [T, N] = deq_scale · (Σ x_q·w_q + quant_bias), x_q = round(x/s + offset)."""
-    scaled = x.to(torch.float32) / weight.input_scale + weight.input_offset.to(torch.float32)
-    codes = torch.round(scaled).clamp(-128, 127)
-    total = codes.double() @ weight.codes.double().T + weight.quant_bias.double()
-    return (total * weight.deq_scale.double()).to(x.dtype)
+    return total * scale.double() * weight.scale.double().T
 
 
 class QuantLinear(nn.Module):
-    """Stands in for ``nn.Linear`` of a W8A8 or W8A8_DYNAMIC module."""
+    """Stands in for ``nn.Linear`` of a W8A8_DYNAMIC or W8A8 module called ``name``.
 
-    def __init__(self, weight: Channel | Static) -> None:
+    W8A8_DYNAMIC: y = s_x·s_w·Σ x_q·w_q with s_x = absmax/127 per token, x_q = round(x/s_x).
+    W8A8: y = deq_scale·(Σ x_q·w_q + quant_bias) with x_q = round(x/input_scale + input_offset).
+    Rounding is to nearest even in F32.
+    """
+
+    def __init__(self, name: str, weight: Channel | Static, probe: Probe) -> None:
         super().__init__()
-        self.quantised = weight
+        self.name, self.quantised, self.probe = name, weight, probe
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., K] to [..., N]."""
         rows = x.reshape(-1, x.shape[-1])
-        if isinstance(self.quantised, Static):
-            y = static_linear(rows, self.quantised)
-        else:
-            y = dynamic_linear(rows, self.quantised)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        y = self._static(rows) if isinstance(self.quantised, Static) else self._dynamic(rows)
+        return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
+
+    def _dynamic(self, rows: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.quantised, Channel)
+        scaled, scale = per_token_scale(rows)
+        return _product(self.probe.settle(self.name, scaled), scale, self.quantised)
+
+    def _static(self, rows: torch.Tensor) -> torch.Tensor:
+        weight = self.quantised
+        assert isinstance(weight, Static)
+        offset = weight.input_offset.to(torch.float32)
+        scaled = rows.to(torch.float32) / weight.input_scale + offset
+        codes = self.probe.settle(self.name, scaled.clamp(-128, 127))
+        total = codes.double() @ weight.codes.double().T + weight.quant_bias.double()
+        return total * weight.deq_scale.double()
 
 
 class QuantExperts(nn.Module):
     """Stands in for transformers' experts; ``experts[e]`` holds gate, up and down of expert e."""
 
-    def __init__(self, experts: list[dict[str, Channel]]) -> None:
+    def __init__(self, name: str, experts: list[dict[str, Channel]], probe: Probe) -> None:
         super().__init__()
-        self.experts = experts
+        self.name, self.experts, self.probe = name, experts, probe
 
     def forward(
         self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """Return the weighted expert sum [T, H] of rows [T, H]; ids and weights are [T, top_k]."""
+        order = top_k_index.argsort(dim=-1)
+        ids, weights = top_k_index.gather(1, order), top_k_weights.gather(1, order)
+        scaled, scale = per_token_scale(hidden)
+        codes = self.probe.settle(f"{self.name}.gate_up", scaled)
+        inner = hidden.new_zeros(*ids.shape, self.experts[0]["down"].codes.shape[1])
+        for expert, rows, slots in self._assigned(ids):
+            gate, up = (
+                _product(codes[rows], scale[rows], expert[part]).to(hidden.dtype)
+                for part in ("gate", "up")
+            )
+            inner[rows, slots] = nn.functional.silu(gate) * up
+        scaled, scale = per_token_scale(inner)
+        codes = self.probe.settle(f"{self.name}.down", scaled)
         result = torch.zeros_like(hidden)
-        for number, expert in enumerate(self.experts):
-            rows, slots = torch.where(top_k_index == number)
-            if len(rows) == 0:
-                continue
-            x = hidden[rows]
-            gate, up = dynamic_linear(x, expert["gate"]), dynamic_linear(x, expert["up"])
-            inner = nn.functional.silu(gate) * up
-            y = dynamic_linear(inner, expert["down"])
-            weights = top_k_weights[rows, slots].unsqueeze(1)
-            result.index_add_(0, rows, (y * weights).to(result.dtype))
+        for expert, rows, slots in self._assigned(ids):
+            y = _product(codes[rows, slots], scale[rows, slots], expert["down"])
+            y = y.to(hidden.dtype) * weights[rows, slots].unsqueeze(1)
+            result.index_add_(0, rows, y.to(result.dtype))
         return result
+
+    def _assigned(
+        self, ids: torch.Tensor
+    ) -> Iterator[tuple[dict[str, Channel], torch.Tensor, torch.Tensor]]:
+        for number, expert in enumerate(self.experts):
+            rows, slots = torch.where(ids == number)
+            if len(rows):
+                yield expert, rows, slots

@@ -14,7 +14,7 @@ from transformers import DynamicCache, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as modeling
 
 from tests.support.choices import Choices, Forward
-from tests.support.double import double_precision
+from tests.support.double import F32Angles, double_precision
 from tests.support.mtp import MtpOracle
 from tests.support.probe import Probe
 from tests.support.weights import dequantise_fp8, fuse_experts, read_config, read_tensors
@@ -65,6 +65,9 @@ class HfOracle:
         beyond = f"model.layers.{self.layers}."
         state = {n: t for n, t in self.tensors.items() if not n.startswith((beyond, "rot."))}
         model.load_state_dict(state, strict=True, assign=True)
+        if self.dtype == torch.float64:
+            theta = self.config.rope_parameters["rope_theta"]
+            model.model.rotary_emb = F32Angles(theta, self.config.qk_rope_head_dim)
         return model.eval()
 
     def prepare_layer(self, layer: nn.Module, index: int) -> None:
@@ -144,10 +147,16 @@ def set_latent_eps(module: nn.Module, eps: float) -> None:
             part.variance_epsilon = eps
 
 
+def chunks_of(tokens: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Cut [T] into pieces of ``size`` tokens (the last may be shorter)."""
+    return [tokens[i : i + size] for i in range(0, len(tokens), size)]
+
+
 def joined(parts: Sequence[Choices]) -> Choices:
     """Concatenate the rows of consecutive chunks."""
     first = parts[0]
     return Choices(
         {i: torch.cat([p.topk_indices[i] for p in parts]) for i in first.topk_indices},
         {i: torch.cat([p.expert_ids[i] for p in parts]) for i in first.expert_ids},
+        {n: torch.cat([p.codes[n] for p in parts]) for n in first.codes},
     )

@@ -9,15 +9,19 @@ from torch import nn
 
 from tests.support.choices import Choices, fill_padding, sorted_indices
 
+TIE_WINDOW = 0.01
+
 
 class Probe:
     """Records choices of hooked layers into ``seen``; replaces them by ``inject`` where it has any.
 
-    ``start`` is the position of the first row of the running forward pass.
+    ``start`` is the position of the first row of the running forward pass. ``record_codes`` makes
+    quantised modules record their activation codes as well.
     """
 
     def __init__(self, index_topk: int) -> None:
         self.index_topk = index_topk
+        self.record_codes = False
         self.start = 0
         self.seen = Choices()
         self.inject: Choices | None = None
@@ -34,6 +38,23 @@ class Probe:
         gate = getattr(layer.mlp, "gate", None)
         if isinstance(gate, nn.Module):
             gate.register_forward_hook(lambda m, _a, out: self._route(index, m, out))
+
+    def settle(self, module: str, scaled: torch.Tensor) -> torch.Tensor:
+        """Round activations in units of their step to codes, near-ties as the injected codes say.
+
+        ``scaled`` is F32 [S, K] or [S, top_k, K]. An injected code is used where it is a rounding
+        of the value up to :data:`TIE_WINDOW` steps: it decides ties that F32 noise would decide
+        otherwise, and cannot hide an error larger than that.
+        """
+        codes = torch.round(scaled)
+        wanted = self.inject.codes.get(module) if self.inject else None
+        if wanted is not None:
+            chosen = wanted[self.start : self.start + len(scaled)].to(torch.float32)
+            near = (scaled - chosen).abs() <= 0.5 + TIE_WINDOW
+            codes = torch.where(near, chosen, codes)
+        if self.record_codes:
+            self.seen.codes[module] = codes.clamp(-128, 127).to(torch.int8)
+        return codes
 
     def _index(self, layer: int, selected: torch.Tensor) -> torch.Tensor | None:
         rows = sorted_indices(selected[0], self.start, self.index_topk)
