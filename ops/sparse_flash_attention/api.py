@@ -37,7 +37,8 @@ def sparse_flash_attention(
         query: [B, S1, H, L] (BSND) or [T, H, L] (TND); L is kv_lora_rank, any size.
         key: latent [B, S2, 1, L], [T2, 1, L] or [blocks, block_size, 1, L] (PA_BSND).
         value: None or the latent again; [.., 1, Lv] in the layout of key.
-        sparse_indices: int32 [B, S1, 1, K] or [T, 1, K]; -1 entries are skipped.
+        sparse_indices: int32 [B, S1, 1, K] or [T, 1, K], first the chosen positions, then -1. -1
+            is skipped wherever it stands; the NPU stops at the first one.
         scale_value: softmax scale, (qk_nope_head_dim + qk_rope_head_dim) ** -0.5 for GLM-5.
         sparse_block_size: entry i names tokens i * size up to (i + 1) * size.
         block_table: int [B, max_blocks], PA_BSND only.
@@ -45,7 +46,8 @@ def sparse_flash_attention(
         actual_seq_lengths_kv: per request for BSND (optional) and PA_BSND, prefix sums for TND.
         query_rope: [.., H, R] rotated part, or None.
         key_rope: [.., 1, R] in the layout of key, or None.
-        sparse_mode: 3 = keys at or after k_len - q_len + i + 1 are masked; 0 = no mask.
+        sparse_mode: 3 = query i of n ignores positions beyond k_len - n + i; 0 = those beyond
+            the last key only.
         attention_mode: 2 (MLA, absorbed) only.
         return_softmax_lse: also return the row maxima and sums of the softmax.
 
@@ -55,8 +57,7 @@ def sparse_flash_attention(
         tensors of shape [0].
 
     Raises:
-        ValueError: shapes, layouts or lengths that contradict each other, or an index beyond its
-            request's keys under sparse_mode 0.
+        ValueError: shapes, layouts or lengths that contradict each other.
         BackendUnavailable: the named backend cannot run here.
 
     Call signature of torch_npu.npu_sparse_flash_attention; value=None means value = key.
@@ -71,8 +72,11 @@ def sparse_flash_attention(
         raise ValueError(
             f"sparse_indices {tuple(sparse_indices.shape)} do not fit query {tuple(query.shape)}"
         )
-    if (query_rope is None) != (key_rope is None):
-        raise ValueError("query_rope and key_rope go together")
+    if sparse_block_size < 1:
+        raise ValueError(f"sparse_block_size must be positive, not {sparse_block_size}")
+    if value is not None and value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(f"value {tuple(value.shape)} does not fit key {tuple(key.shape)}")
+    _check_rope(query, key, query_rope, key_rope)
     requests = layout.query_spans(query, layout_query, actual_seq_lengths_query)
     spans = layout.key_spans(key, layout_kv, actual_seq_lengths_kv, block_table)
     if len(requests.lengths) != len(spans.lengths):
@@ -107,3 +111,17 @@ def sparse_flash_attention(
     if layout_query == "TND":
         return out, peak[None], total[None]
     return out, peak.view(query.shape[:-1])[:, None], total.view(query.shape[:-1])[:, None]
+
+
+def _check_rope(
+    query: Tensor, key: Tensor, query_rope: Tensor | None, key_rope: Tensor | None
+) -> None:
+    if query_rope is None and key_rope is None:
+        return
+    if query_rope is None or key_rope is None:
+        raise ValueError("query_rope and key_rope go together")
+    width = query_rope.shape[-1]
+    if query_rope.shape[:-1] != query.shape[:-1]:
+        raise ValueError(f"query_rope {tuple(query_rope.shape)} does not fit {tuple(query.shape)}")
+    if key_rope.shape != (*key.shape[:-1], width):
+        raise ValueError(f"key_rope {tuple(key_rope.shape)} does not fit {tuple(key.shape)}")

@@ -1,0 +1,1 @@
+"""Operators against independent derivations."""
