@@ -107,16 +107,17 @@ def _write(path: Path, body: Callable[[BinaryIO], None]) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as stream:
-            os.fchmod(stream.fileno(), 0o644)
-            body(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+            try:
+                os.fchmod(stream.fileno(), 0o644)
+                body(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            except BaseException:
+                part.unlink()
+                raise
         os.replace(part, path)
         _sync_directory(path.parent)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DoesNotFit(
                 f"the disk is full while writing {path}", "free some space and resume"
