@@ -44,8 +44,8 @@ class Glm5Group(click.Group):
 
 
 def _voice(message: str) -> str:
-    """Click's sentences in the form of ours: small first letter, no full stop."""
-    message = message.removesuffix(".")
+    """Click's sentences in the form of ours: one line, small first letter, no full stop."""
+    message = " ".join(message.split()).removesuffix(".")
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
