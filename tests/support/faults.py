@@ -245,7 +245,9 @@ def bias_dropped(oracle: HfOracle) -> AbstractContextManager[None]:
 
 def bf16_router(oracle: HfOracle) -> AbstractContextManager[None]:
     """Router logits rounded to BF16 before the sigmoid."""
-    rounded = _Proxy(modeling.F, linear=lambda x, w: nn.functional.linear(x, w).bfloat16().float())
+    rounded: Any = _Proxy(
+        modeling.F, linear=lambda x, w: nn.functional.linear(x, w).bfloat16().float()
+    )
     return mock.patch.object(modeling, "F", rounded)
 
 
