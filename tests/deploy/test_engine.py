@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.engine import Engine, Facts, check, choose, detect, npu_nodes
+from glm5_ascend.deploy.engine import CPU_BACKENDS, Engine, Facts, check, choose, detect, npu_nodes
 from glm5_ascend.errors import ExitCode, PreflightError
 from tests.deploy.facts import cpu, npu
 
@@ -71,6 +71,15 @@ def test_each_broken_environment_names_its_fix(case: str) -> None:
     assert caught.value.exit_code == ExitCode.PREFLIGHT
     assert re.search(message, caught.value.message)
     assert re.search(hint, caught.value.hint)
+
+
+def test_served_backends_are_those_of_the_operators() -> None:
+    from glm5_ascend.ops import dispatch
+
+    vendor = {"triton", "ascendc", "torch_npu"}
+    rows = [row for row in dispatch.availability() if row.backend not in vendor]
+    missing = {row.backend for row in rows if row.reason}
+    assert {"auto"} | {row.backend for row in rows} - missing == set(CPU_BACKENDS)
 
 
 def test_npu_engine_needs_the_vllm_command() -> None:

@@ -221,6 +221,12 @@ def test_op_backend_is_refused_on_an_npu(tiny: Path) -> None:
     assert message.startswith("--op-backend reference cannot be used with vllm-ascend")
 
 
+def test_op_backend_that_no_cpu_runs(tiny: Path) -> None:
+    code, message, hint = failure(SOUND, str(tiny), "--op-backend=triton", "--dry-run")
+    assert (code, message) == (5, "operator backend triton does not run in the CPU engine")
+    assert "reference" in hint
+
+
 def test_ctrl_c_ends_every_process(tiny: Path) -> None:
     """Ready, then interrupted: exit code 130, and neither engine nor grandchildren remain."""
     port = str(free_port())
