@@ -162,7 +162,9 @@ def _entries(directory: Path) -> set[str]:
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(f"{directory} is a file", "choose a directory as destination")
     try:
-        return {entry.name for entry in directory.iterdir()} if directory.exists() else set()
+        names = {entry.name for entry in directory.iterdir()} if directory.exists() else set()
+        # A run killed before its first journal was complete has left nothing else.
+        return names - {f".{JOURNAL}.part"}
     except OSError as error:
         raise CheckpointError(
             f"cannot read {directory}: {error.strerror}", "choose a directory that you may read"

@@ -1,0 +1,34 @@
+"""The quantize command with pauses between tensors, so that a signal hits unfinished work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from glm5_ascend import cli
+from glm5_ascend.quant import command, work
+from tests.quant.killed_runs import SHARD_BYTES
+
+convert = work.convert
+
+
+def slow(*args: Any) -> Iterator[tuple[str, memoryview]]:
+    for item in convert(*args):
+        time.sleep(0.01)
+        yield item
+
+
+# Spawned workers import this module too and are slowed down with it.
+work.convert = slow
+
+if __name__ == "__main__":
+    defaults = command.QuantizeOptions.__init__
+
+    def with_small_shards(self: Any, *args: Any, **kwargs: Any) -> None:
+        defaults(self, *args, **kwargs, shard_bytes=SHARD_BYTES)
+
+    command.QuantizeOptions.__init__ = with_small_shards  # type: ignore[method-assign]
+    sys.argv = ["glm5-ascend", "quantize", *sys.argv[1:], "--scheme", "w4a8", "--workers", "2"]
+    cli.main()

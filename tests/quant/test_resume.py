@@ -1,0 +1,147 @@
+"""Killed, interrupted, resumed, on one worker or two: always the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.quant.command import QuantizeOptions, run
+from glm5_ascend.quant.journal import JOURNAL, MANIFEST
+from tests.quant import killed_runs
+from tests.quant.conftest import contents, json_of
+from tests.quant.killed_runs import SHARD_BYTES
+
+ROOT = Path(__file__).parents[2]
+MOMENTS = 20
+
+
+def options(source: Path, destination: Path, **changes: object) -> QuantizeOptions:
+    defaults: dict[str, object] = {"scheme": "w4a8", "shard_bytes": SHARD_BYTES}
+    return QuantizeOptions(source, destination, **(defaults | changes))  # type: ignore[arg-type]
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments]
+
+
+def run_script(*arguments: object) -> list[str]:
+    command = python(killed_runs.__name__, *map(str, arguments))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def reference(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("reference") / "out"
+    run(options(source, directory))
+    return directory
+
+
+def test_the_same_bytes_after_sigkill_at_twenty_moments(
+    source: Path, reference: Path, tmp_path: Path
+) -> None:
+    names: list[str] = json.loads(run_script("count", source, tmp_path / "reference")[-1])
+    assert contents(tmp_path / "reference") == contents(reference)
+    moments = chosen_moments(names)
+    reports = [json.loads(line) for line in run_script("each", source, tmp_path, *moments)]
+    assert [report["signal"] for report in reports] == [signal.SIGKILL] * MOMENTS
+    unfinished = between_rename_and_journal = 0
+    for moment in moments:
+        destination = tmp_path / f"killed-{moment}"
+        present = {path.name for path in destination.iterdir()}
+        unfinished += MANIFEST not in present
+        if JOURNAL in present:
+            done = set(json_of(destination / JOURNAL)["done"])
+            shards = {name for name in present if name.endswith(".safetensors")}
+            between_rename_and_journal += bool(shards - done)
+        summary = run(options(source, destination, resume=True))
+        assert summary.files_resumed <= summary.files
+        assert contents(destination) == contents(reference), names[moment]
+    assert unfinished >= 15
+    assert between_rename_and_journal >= 3
+
+
+def chosen_moments(names: list[str]) -> list[int]:
+    """Evenly from the first event to the last, and some between a rename and the journal's."""
+    shards = [
+        number
+        for number, name in enumerate(names)
+        if name.startswith("after rename ") and name.endswith(".safetensors")
+    ]
+    assert len(shards) >= 8
+    special = [shards[0], shards[len(shards) // 2], shards[-2], shards[-1]]
+    free = [number for number in range(len(names)) if number not in special]
+    count = MOMENTS - len(special)
+    even = [free[round(i * (len(free) - 1) / (count - 1))] for i in range(count)]
+    moments = sorted({*special, *even})
+    assert len(moments) == MOMENTS
+    return moments
+
+
+def test_repeated_kills_of_one_run(source: Path, reference: Path, tmp_path: Path) -> None:
+    """Each attempt gets a little further before it is killed; the last one finishes."""
+    destination = tmp_path / "out"
+    run_script("chain", source, destination, 90, 90, 90)
+    done = len(json_of(destination / JOURNAL)["done"])
+    assert done >= 3
+    assert run(options(source, destination, resume=True)).files_resumed == done
+    assert contents(destination) == contents(reference)
+
+
+def test_two_workers_write_the_same_bytes(source: Path, reference: Path, tmp_path: Path) -> None:
+    run(options(source, tmp_path / "out", workers=2))
+    assert contents(tmp_path / "out") == contents(reference)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_signals_to_a_real_command(
+    number: signal.Signals, source: Path, reference: Path, tmp_path: Path
+) -> None:
+    """Ctrl-C ends with 130 and a resumable destination; SIGKILL leaves no worker behind."""
+    destination = tmp_path / "out"
+    command = python("tests.quant.slow_command", str(source), str(destination))
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    wait_for_files(destination, process)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "--resume" in errors
+        assert "Traceback" not in errors
+    else:
+        process.kill()
+        process.communicate(timeout=60)
+    assert group_is_gone(process.pid)
+    assert JOURNAL in {path.name for path in destination.iterdir()}
+    run(options(source, destination, resume=True))
+    assert contents(destination) == contents(reference)
+
+
+def wait_for_files(directory: Path, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit:
+        assert process.poll() is None, process.communicate()
+        if len(list(directory.glob("*.safetensors"))) >= 2:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no file appeared")
+
+
+def group_is_gone(group: int) -> bool:
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
