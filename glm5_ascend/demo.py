@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,14 @@ from typing import Literal
 from glm5_ascend import console
 from glm5_ascend.console import note
 from glm5_ascend.demo_accuracy import Accuracy
-from glm5_ascend.demo_http import Speed, measure
+from glm5_ascend.demo_engine import served, timed
+from glm5_ascend.demo_http import Speed
 from glm5_ascend.demo_questions import ask
 from glm5_ascend.demo_table import Row, document, show
 from glm5_ascend.errors import CheckpointError, Glm5Error
 
 SMALL_MODEL = Path(__file__).parent / "assets" / "small-glm5"
 MIN_BYTES = 32 << 10
-PROMPTS = 7  # the first one warms up
-PROMPT_CHARACTERS = 600
-NEW_TOKENS = 48
 # No further engine is started when it would end after this time; the whole demo then stays below
 # six minutes.
 BUDGET_S = 270.0
@@ -65,16 +62,14 @@ def run(*, keep: Path | None, json: bool, model: Path = SMALL_MODEL) -> int:
     _preflight(model)
     with _workspace(keep) as work:
         note(f"1/{STEPS}  quantising {model.name} into {work}")
-        checkpoints = _quantise(model, work)
+        checkpoints = quantise(model, work)
         with Accuracy(checkpoints, "bf16", MIN_BYTES) as accuracy:
             order = sorted(VARIANTS, key=lambda variant: variant.name != SERVED)
             speeds, answers = _engines(order, checkpoints, work, accuracy, started)
             note(f"4/{STEPS}  accuracy on held-out text, the same windows for every variant")
             metrics = accuracy.result()
         rows = [
-            Row(
-                v.name, v.title, _weight_bytes(checkpoints[v.name]), metrics[v.name], speeds[v.name]
-            )
+            Row(v.name, v.title, weight_bytes(checkpoints[v.name]), metrics[v.name], speeds[v.name])
             for v in VARIANTS
         ]
         seconds = time.monotonic() - started
@@ -116,8 +111,8 @@ def _workspace(keep: Path | None) -> Iterator[Path]:
     yield keep
 
 
-def _quantise(model: Path, work: Path) -> dict[str, Path]:
-    """Return the checkpoint directory of every variant."""
+def quantise(model: Path, work: Path) -> dict[str, Path]:
+    """Write every quantised variant of ``model`` below ``work``; return all directories."""
     from glm5_ascend.quant.command import QuantizeOptions, run
 
     checkpoints = {}
@@ -139,11 +134,8 @@ def _engines(
     started: float,
 ) -> tuple[dict[str, Speed | None], list[dict[str, str]]]:
     """Serve the variants one after another: questions to the first, timing for all."""
-    from glm5_ascend.deploy.serve import running_server
-
     speeds: dict[str, Speed | None] = {}
     answers: list[dict[str, str]] = []
-    prompts = _prompts()
     longest = 0.0
     for variant in order:
         begun = time.monotonic()
@@ -156,34 +148,18 @@ def _engines(
             f"{'3' if speeds else '2'}/{STEPS}  serving {title}, which takes half a minute to start"
         )
         log = work / f"engine-{variant.name}.log"
-        flags = engine_flags(quantised=variant.scheme is not None)
-        with running_server(checkpoints[variant.name], flags, log_path=log, say=note) as server:
+        quantised = variant.scheme is not None
+        with served(checkpoints[variant.name], quantised=quantised, log_path=log) as server:
             if not speeds:
                 answers = ask(server.base_url, server.model)
             with accuracy.paused():
-                speeds[variant.name] = measure(server.base_url, server.model, prompts, NEW_TOKENS)
+                speeds[variant.name] = timed(server)
         longest = max(longest, time.monotonic() - begun)
     return speeds, answers
 
 
-def engine_flags(*, quantised: bool) -> list[str]:
-    """vLLM flags of every variant: F32 for what is not quantised, one MTP token ahead."""
-    draft = {"method": "mtp", "num_speculative_tokens": 1}
-    flags = ["--dtype", "float32", "--max-model-len", "2048", "--served-model-name", "small-glm5"]
-    flags += ["--speculative-config", jsonlib.dumps(draft)]
-    return [*flags, "--quantization", "ascend"] if quantised else flags
-
-
-def _prompts() -> list[str]:
-    """Pieces of held-out source, evenly spread, each longer than ``index_topk`` tokens."""
-    from glm5_ascend.heldout import heldout_text
-
-    text = heldout_text(0).decode("utf-8")
-    starts = [i * len(text) // PROMPTS for i in range(PROMPTS)]
-    return [text[start : start + PROMPT_CHARACTERS] for start in starts]
-
-
-def _weight_bytes(directory: Path) -> int:
+def weight_bytes(directory: Path) -> int:
+    """Return the size of the weight files of a checkpoint."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 

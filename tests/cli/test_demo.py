@@ -18,13 +18,14 @@ from glm5_ascend import demo, demo_accuracy, heldout
 from glm5_ascend.deploy import engine, serve
 from glm5_ascend.errors import CheckpointError, ExitCode, Glm5Error, PreflightError, Unhealthy
 from tests.cli.stub_engine import StubEngine
-from tests.support.tiny_model import write_tiny
 
 NAMES = ["bf16", "w8a8", "w4a8", "w4a8-no-rotation"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.support.tiny_model import write_tiny  # torch
+
     return write_tiny(tmp_path_factory.mktemp("demo") / "tiny", tokenizer=True)
 
 
@@ -50,6 +51,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, list[str
         yield started
 
 
+@pytest.mark.torch
 def test_json_document(
     served: list[tuple[str, list[str]]],
     model: Path,
@@ -86,6 +88,7 @@ def test_json_document(
     assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == sorted(NAMES[1:])
 
 
+@pytest.mark.torch
 def test_table_and_talk(
     served: list[tuple[str, list[str]]],
     model: Path,
@@ -109,6 +112,7 @@ def test_table_and_talk(
     assert list(tmp_path.iterdir()) == []  # the temporary directory is gone
 
 
+@pytest.mark.torch
 def test_engines_are_left_out_when_time_is_short(
     served: list[tuple[str, list[str]]],
     model: Path,
@@ -125,6 +129,7 @@ def test_engines_are_left_out_when_time_is_short(
     assert streams.err.count("engine not started") == 3
 
 
+@pytest.mark.torch
 def test_failing_evaluation_ends_the_demo(
     served: list[tuple[str, list[str]]],
     model: Path,
@@ -136,6 +141,7 @@ def test_failing_evaluation_ends_the_demo(
         demo.run(keep=tmp_path, json=True, model=model)
 
 
+@pytest.mark.torch
 def test_interrupt_stops_the_evaluation(model: Path) -> None:
     begun = time.monotonic()
 
@@ -151,19 +157,19 @@ def test_interrupt_stops_the_evaluation(model: Path) -> None:
     assert time.monotonic() - begun < 30  # all windows would take minutes
 
 
-def test_missing_model_and_missing_engine(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_model_and_missing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="does not hold the small model"):
         demo.run(keep=tmp_path, json=False, model=tmp_path)
     facts = engine.Facts(False, (), None, None, None, None, None, None, True)
     monkeypatch.setattr(engine, "detect", lambda: facts)
+    (tmp_path / "config.json").write_text("{}")
     kept = tmp_path / "kept"
     with pytest.raises(PreflightError, match="not installed"):
-        demo.run(keep=kept, json=False, model=model)
+        demo.run(keep=kept, json=False, model=tmp_path)
     assert not kept.exists()  # nothing was done before
 
 
+@pytest.mark.torch
 def test_a_server_that_refuses_is_named(
     served: list[tuple[str, list[str]]],
     model: Path,
