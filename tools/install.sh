@@ -122,7 +122,9 @@ case ,$extras, in
         give_up "installing PyTorch" "set TORCH_CPU_INDEX to a package index with CPU builds of torch"
     ;;
 esac
-step "glm5-ascend ($extras) and what it needs" \
+title="glm5-ascend ($extras) and what it needs"
+[ "$extras" = - ] && title="glm5-ascend without extras"
+step "$title" \
     "$venv/bin/python" -m pip install -e "$target" "$@" ||
     give_up "installing the project" "check the network and pip's configuration"
 case ,$extras, in
