@@ -17,9 +17,15 @@ _MIN_SIZE = 16
 
 def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Exact int32 [.., N] of int8 x [.., K] and int8 weight [N, K]."""
-    if x.device.type == "cpu" and x.numel() and weight.numel() and _int_mm_is_exact():
-        return torch._int_mm(x.reshape(-1, x.shape[-1]), weight.T).view(*x.shape[:-1], -1)
+    rows = x.reshape(-1, x.shape[-1])
+    if x.device.type == "cpu" and _is_plain(rows) and _is_plain(weight) and _int_mm_is_exact():
+        return torch._int_mm(rows, weight.T).view(*x.shape[:-1], -1)
     return _int_matmul_in_float(x, weight)
+
+
+def _is_plain(matrix: Tensor) -> bool:
+    # torch._int_mm returns uninitialised memory where strides leave the storage order open.
+    return matrix.shape[1] > 1 and len(matrix) > 0 and matrix.stride() == (matrix.shape[1], 1)
 
 
 def _int_matmul_in_float(x: Tensor, weight: Tensor) -> Tensor:

@@ -90,7 +90,8 @@ def moe_experts(
         ValueError: shapes that contradict each other or a missing scale.
         BackendUnavailable: the named backend cannot run here.
     """
-    _check(x, topk_weights, topk_ids, w13, w2, scheme)
+    experts = w13.shape[0] if expert_map is None else expert_map.shape[0]
+    _check(x, topk_weights, topk_ids, w13, w2, scheme, experts)
     for name, tensor, rows in (("w13_scale", w13_scale, w13), ("w2_scale", w2_scale, w2)):
         _check_scale(name, tensor, rows, scheme, required=scheme != "float", width=1)
     for name, tensor, rows in (
@@ -122,7 +123,7 @@ def moe_experts(
 
 
 def _check(
-    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, scheme: Scheme
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, scheme: Scheme, experts: int
 ) -> None:
     if scheme not in ("float", "w8a8", "w4a8"):
         raise ValueError(f"scheme must be float, w8a8 or w4a8, not {scheme}")
@@ -130,6 +131,8 @@ def _check(
         raise ValueError(
             f"weights {tuple(weights.shape)} and ids {tuple(ids.shape)} do not fit {tuple(x.shape)}"
         )
+    if ids.numel() and int(ids.max()) >= experts:
+        raise ValueError(f"topk_ids name expert {int(ids.max())} of {experts}")
     pairs = 2 if scheme == "w4a8" else 1
     hidden, inter = x.shape[1], w2.shape[2]
     if w13.shape[1:] != (2 * inter // pairs, hidden) or w2.shape[1] * pairs != hidden:
@@ -154,5 +157,6 @@ def _check_scale(
     if tensor is None:
         return
     rows = weight.shape[1] * (2 if scheme == "w4a8" else 1)
-    if tensor.shape[:2] != (weight.shape[0], rows) or width not in (None, tensor.shape[2]):
+    fits = tensor.ndim == 3 and tensor.shape[:2] == (weight.shape[0], rows)
+    if not fits or width not in (None, tensor.shape[2]):
         raise ValueError(f"{name} {tuple(tensor.shape)} must be [{weight.shape[0]}, {rows}, 1]")

@@ -50,7 +50,7 @@ class Layer(NamedTuple):
         scale = self.scale.float().squeeze(-1).index_select(0, groups.expert)
         if self.scale_bias is None:
             return self._products(codes, groups) * scale * x_scale
-        bias = self.scale_bias.float().sum(-1).index_select(0, groups.expert)
+        bias = self.scale_bias.float().contiguous().sum(-1).index_select(0, groups.expert)
         return (self._products(codes, groups) * scale + bias) * x_scale
 
     def _products(self, codes: Tensor, groups: Groups) -> Tensor:
@@ -102,7 +102,7 @@ def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> 
     gate, lift = up.apply(wide.index_select(0, order // top_k), groups).chunk(2, -1)
     slots = wide.new_zeros(tokens * top_k, x.shape[1])
     slots[order] = down.apply(gate * _sigmoid(gate) * lift, groups)
-    return _weighted_sum(slots.view(tokens, top_k, -1), weights.to(wide.dtype)).to(x.dtype)
+    return _weighted_sum(slots.view(tokens, top_k, x.shape[1]), weights.to(wide.dtype)).to(x.dtype)
 
 
 def _sigmoid(x: Tensor) -> Tensor:

@@ -1,0 +1,76 @@
+"""Choice of a backend: explicit requests never fall back, reasons and hints are given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend import env, ops
+from glm5_ascend.errors import BackendUnavailable, ExitCode
+from glm5_ascend.ops import dispatch
+
+X, WEIGHT = torch.randn(3, 8), torch.ones(8)
+
+
+def test_auto_is_the_reference() -> None:
+    for operator in dispatch.OPERATORS:
+        assert dispatch.select(operator, "auto", X) == "reference"
+    assert torch.equal(ops.rms_norm(X, WEIGHT, 1e-5), ops.rms_norm(X, WEIGHT, 1e-5, backend="auto"))
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulated", "triton", "ascendc", "torch_npu", "cuda"])
+def test_an_explicit_backend_never_falls_back(name: str) -> None:
+    with pytest.raises(BackendUnavailable, match=f"'{name}' of norm_rope") as caught:
+        ops.rms_norm(X, WEIGHT, 1e-5, backend=name)
+    assert caught.value.hint
+    assert caught.value.exit_code == ExitCode.PREFLIGHT
+
+
+def test_the_environment_is_an_explicit_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", "triton")
+    with pytest.raises(BackendUnavailable, match="'triton' of norm_rope"):
+        ops.rms_norm(X, WEIGHT, 1e-5)
+    ops.rms_norm(X, WEIGHT, 1e-5, backend="reference")
+    monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", "nonsense")
+    with pytest.raises(env.EnvironmentVariableError, match="nonsense"):
+        ops.rms_norm(X, WEIGHT, 1e-5)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = dispatch._Backend("reference", "no_such_package", "install it")
+    monkeypatch.setitem(dispatch._BACKENDS, "triton", backend)
+    dispatch._look_up.cache_clear()
+    try:
+        with pytest.raises(BackendUnavailable, match="package no_such_package") as caught:
+            ops.rms_norm(X, WEIGHT, 1e-5, backend="triton")
+        assert caught.value.hint == "install it"
+    finally:
+        dispatch._look_up.cache_clear()
+
+
+def test_availability_covers_every_folder_and_every_documented_backend() -> None:
+    table = ops.availability()
+    folders = {p.parent.name for p in Path(dispatch.__file__).parent.glob("*/api.py")}
+    assert {row.operator for row in table} == folders == set(dispatch.OPERATORS)
+    assert ["auto", *dispatch._BACKENDS] == list(env.OP_BACKENDS)
+    for row in table:
+        assert (row.reason == "") == (row.backend == "reference"), row
+
+
+def test_importing_the_operators_loads_no_vendor_package() -> None:
+    code = (
+        "import sys, glm5_ascend.ops\n"
+        "print([m for m in ('torch_npu', 'triton', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_backends_do_not_import_each_other() -> None:
+    for path in Path(dispatch.__file__).parent.glob("*/*.py"):
+        if path.name == "reference.py":
+            assert ".api" not in path.read_text(encoding="utf-8"), path
