@@ -91,7 +91,8 @@ def cpu_launch(
         added["GLM5_ASCEND_OP_BACKEND"] = op_backend
     return Launch(
         environ=added,
-        head=(sys.executable, "-m", "glm5_ascend.simulator", "serve", str(model)),
+        # -P: a folder named vllm or torch in the current directory must not be imported.
+        head=(sys.executable, "-P", "-m", "glm5_ascend.simulator", "serve", str(model)),
         defaults=_cpu_flags(model, args, environ),
         user=tuple(user),
         kept=kept,

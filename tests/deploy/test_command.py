@@ -39,7 +39,7 @@ def test_cpu_launch_as_text() -> None:
         "  VLLM_NO_USAGE_STATS=1 \\\n"
         "  DO_NOT_TRACK=1 \\\n"
         "  VLLM_ENABLE_V1_MULTIPROCESSING=0 \\\n"
-        "  PYTHON -m glm5_ascend.simulator serve '/models/GLM 5.2' \\\n"
+        "  PYTHON -P -m glm5_ascend.simulator serve '/models/GLM 5.2' \\\n"
         "  --served-model-name 'GLM 5.2' '/models/GLM 5.2' \\\n"
         "  --host 127.0.0.1 \\\n"
         "  --enforce-eager \\\n"

@@ -67,7 +67,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tiny: Path) -> None:
         "  VLLM_NO_USAGE_STATS=1 \\\n"
         "  DO_NOT_TRACK=1 \\\n"
         "  VLLM_ENABLE_V1_MULTIPROCESSING=0 \\\n"
-        "  PYTHON -m glm5_ascend.simulator serve MODEL \\\n"
+        "  PYTHON -P -m glm5_ascend.simulator serve MODEL \\\n"
         "  --served-model-name tiny MODEL \\\n"
         "  --host 127.0.0.1 \\\n"
         "  --enforce-eager \\\n"
