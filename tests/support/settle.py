@@ -31,7 +31,7 @@ class TieBreaker:
         by_width: dict[int, list[torch.Tensor]] = {}
         for rows in codes.values():
             by_width.setdefault(rows.shape[-1], []).append(rows.reshape(-1, rows.shape[-1]))
-        self.rows = {k: torch.cat(parts).unique(dim=0) for k, parts in by_width.items()}
+        self.rows = {k: torch.cat(parts) for k, parts in by_width.items()}
         self.exact = {k: {bytes(row.numpy()) for row in rows} for k, rows in self.rows.items()}
         self.settled = self.unknown = 0
 

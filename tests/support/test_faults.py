@@ -40,13 +40,15 @@ def test_fault_is_visible(fault: Fault, oracle: HfOracle, tokens: torch.Tensor) 
     assert torch.equal(logits(oracle, fault.where, tokens), sound)
 
 
-def test_injected_choices_hide_indexer_faults(oracle: HfOracle, tokens: torch.Tensor) -> None:
-    """Injection isolates arithmetic from selection, so it must not be the only comparison."""
+def test_injected_choices_hide_faults_of_the_indexer(
+    oracle: HfOracle, tokens: torch.Tensor
+) -> None:
+    """Injection separates arithmetic from selection, so it must not be the only comparison."""
     sound = oracle.forward(tokens)
-    for fault in FAULTS:
-        if fault.where != "main" or not fault.sparse_only or fault.name == "index-offset-2":
-            continue
+    # Faults called index-* change which layer selects, the others how it does.
+    hidden = [f for f in FAULTS if f.sparse_only and not f.name.startswith("index-")]
+    assert len(hidden) == 6
+    for fault in hidden:
         with fault.apply(oracle):
             injected = oracle.forward(tokens, inject=sound.choices)
-        if fault.name != "index-share-ignored":
-            assert torch.equal(injected.logits, sound.logits), fault.name
+        assert teacher_forced_error(injected.logits, sound.logits) < 1e-5, fault.name

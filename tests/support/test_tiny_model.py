@@ -13,7 +13,9 @@ from transformers import AutoTokenizer
 from tests.support.fp8 import FP8_KEPT, dequantise_blocks, quantise_blocks
 from tests.support.hf import HfOracle
 from tests.support.teacher_forced import step_errors
-from tests.support.tiny_model import tensor_shapes, tiny_config, write_tiny
+from tests.support.tiny_config import tiny_config
+from tests.support.tiny_model import write_tiny
+from tests.support.tiny_tensors import tensor_shapes
 from tests.support.tiny_tokenizer import SPECIAL_TOKENS
 from tests.support.weights import read_config, read_tensors
 
