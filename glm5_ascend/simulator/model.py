@@ -51,13 +51,14 @@ class Choices:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file written by :meth:`save`."""
+        """Read a file written by :meth:`save`; recorded activation codes in it are left out."""
         from safetensors.torch import load_file
 
         parts: dict[str, dict[int, Tensor]] = {"topk_indices": {}, "expert_ids": {}}
         for key, tensor in load_file(path).items():
-            _, layer, kind = key.split(".")
-            parts[kind][int(layer)] = tensor
+            owner, _, kind = key.rpartition(".")
+            if kind != "codes":
+                parts[kind][int(owner.removeprefix("layers."))] = tensor
         return cls(**parts)
 
 
