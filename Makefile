@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 BIN := .venv/bin
 # What runs without torch: the core, the command line, deployment and packaging.
 TORCH_FREE := tests/core tests/cli tests/deploy tests/test_packaging.py tests/test_cold_import.py
-TOOLS_312 := build safetensors "pytest>=9" "pytest-timeout>=2.3"
+TOOLS_312 := safetensors "pytest>=9" "pytest-timeout>=2.3"
 
 .NOTPARALLEL:
 .PHONY: demo test install install-dev lint test-312 clean
@@ -49,7 +49,7 @@ test-312:
 	@echo "== Python 3.12 without torch: core, command line, deployment, packaging;" \
 		"operators, quantisation, simulator and engine are tested on 3.11 only"
 	@PYTHON=$(PYTHON312) tools/install.sh .venv-312 - $(TOOLS_312)
-	@.venv-312/bin/python -m pytest -q -m "not engine and not torch" $(TORCH_FREE)
+	@.venv-312/bin/python -m pytest -q -m "not engine and not torch and not slow" $(TORCH_FREE)
 endif
 
 clean:
