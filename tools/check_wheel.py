@@ -9,6 +9,7 @@ gets the base dependencies only: no torch, no vLLM.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+_NOT_COPIED = (".git", ".venv*", ".*_cache", "__pycache__", "build", "dist", "*.egg-info")
 SMALL_MODEL = "glm5_ascend/assets/small-glm5/"
 
 
@@ -68,7 +70,10 @@ def main() -> int:
     """Command line entry."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        run(sys.executable, "-m", "build", "--outdir", scratch, ROOT)
+        # From a copy, because building writes egg-info next to pyproject.toml.
+        source = scratch / "source"
+        shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+        run(sys.executable, "-m", "build", "--outdir", scratch, source)
         wheels = list(scratch.glob("*.whl"))
         if len(wheels) != 1 or "py3-none-any" not in wheels[0].name:
             sys.exit(f"expected one pure Python wheel, got {wheels}")
