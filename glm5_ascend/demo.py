@@ -17,7 +17,7 @@ from glm5_ascend.demo_engine import served, timed
 from glm5_ascend.demo_http import Speed
 from glm5_ascend.demo_questions import ask
 from glm5_ascend.demo_table import Row, document, show
-from glm5_ascend.errors import CheckpointError, Glm5Error
+from glm5_ascend.errors import CheckpointError, Glm5Error, PreflightError
 
 SMALL_MODEL = Path(__file__).parent / "assets" / "small-glm5"
 MIN_BYTES = 32 << 10
@@ -35,6 +35,10 @@ class Variant:
     title: str
     scheme: Literal["w8a8", "w4a8"] | None
     rotate: bool
+
+    @property
+    def plain_title(self) -> str:
+        return self.title.replace("\n", " ")
 
 
 VARIANTS = (
@@ -93,7 +97,12 @@ def _preflight(model: Path) -> None:
             f"{model} does not hold the small model", "install the package again, with its data"
         )
     facts = engines.detect()
-    engines.check(engines.choose(facts), facts, os.environ)
+    if engines.choose(facts) is engines.Engine.NPU:
+        raise PreflightError(
+            "the demo compares variants on the CPU engine, and this environment serves on an NPU",
+            "install 'glm5-ascend[cpu]' in another virtual environment and run the demo there",
+        )
+    engines.check(engines.Engine.CPU, facts, os.environ)
 
 
 @contextmanager
@@ -121,6 +130,7 @@ def quantise(model: Path, work: Path) -> dict[str, Path]:
             checkpoints[variant.name] = model
             continue
         target = work / variant.name
+        note(f"    {variant.plain_title}")
         run(QuantizeOptions(model, target, variant.scheme, variant.rotate, overwrite=True))
         checkpoints[variant.name] = target
     return checkpoints
@@ -153,7 +163,10 @@ def _engines(
             if not speeds:
                 answers = ask(server.base_url, server.model)
             with accuracy.paused():
-                speeds[variant.name] = timed(server)
+                speed = speeds[variant.name] = timed(server)
+        note(
+            f"    {speed.tokens_per_s:.1f} tokens/s, MTP accepted {speed.accepted}/{speed.drafted}"
+        )
         longest = max(longest, time.monotonic() - begun)
     return speeds, answers
 

@@ -173,6 +173,8 @@ def rendered(text: str, table: str) -> str:
 
 def check(readme: Path, file: Path, model: Path) -> list[str]:
     """What does not belong together; empty when all is well."""
+    if not file.is_file():
+        return [f"{file.name} does not exist: run without options"]
     rows = last_run(file)
     problems = []
     current = readme.read_text(encoding="utf-8")
@@ -209,6 +211,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.render:
         command = ["python", "-m", "tools.results_table", *argv]
         rows = collect(SMALL_MODEL, args.bytes, args.samples, command)
+        ROWS.parent.mkdir(exist_ok=True)
         with ROWS.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     table = markdown(last_run(ROWS))

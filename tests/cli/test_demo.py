@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,9 @@ def test_missing_model_and_missing_engine(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "config.json").write_text("{}")
     kept = tmp_path / "kept"
     with pytest.raises(PreflightError, match="not installed"):
+        demo.run(keep=kept, json=False, model=tmp_path)
+    monkeypatch.setattr(engine, "detect", lambda: replace(facts, vllm_ascend=True, npus=("0",)))
+    with pytest.raises(PreflightError, match="NPU"):
         demo.run(keep=kept, json=False, model=tmp_path)
     assert not kept.exists()  # nothing was done before
 
