@@ -73,6 +73,7 @@ def test_each_broken_environment_names_its_fix(case: str) -> None:
     assert re.search(hint, caught.value.hint)
 
 
+@pytest.mark.torch
 def test_served_backends_are_those_of_the_operators() -> None:
     from glm5_ascend.ops import dispatch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,30 +17,23 @@ from glm5_ascend.deploy.preflight import (
 )
 from glm5_ascend.deploy.vllm_args import VllmArgs
 from glm5_ascend.errors import ConfigError, DoesNotFit, ExitCode, PreflightError
+from tests.deploy.conftest import CONFIGS
 
 NONE = VllmArgs.parse([])
 
 
-def test_sound_model_passes(tiny: Path) -> None:
-    check_model(tiny, NONE, Engine.CPU)
-    check_model(tiny, NONE, Engine.NPU)
+def test_sound_model_passes(checkpoint: Path) -> None:
+    check_model(checkpoint, NONE, Engine.CPU)
+    check_model(checkpoint, NONE, Engine.NPU)
 
 
-def test_weights_are_not_needed_with_a_load_format(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
+def test_weights_are_not_needed_with_a_load_format(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     check_model(tmp_path, VllmArgs.parse(["--load-format=dummy"]), Engine.CPU)
 
 
-def test_fp8_checkpoint_is_only_for_the_npu(tiny: Path, tmp_path: Path) -> None:
-    config = json.loads((tiny / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "fmt": "e4m3",
-        "weight_block_size": [128, 128],
-        "modules_to_not_convert": ["lm_head"],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_fp8_checkpoint_is_only_for_the_npu(tmp_path: Path) -> None:
+    shutil.copyfile(CONFIGS / "GLM-5.2-FP8.json", tmp_path / "config.json")
     (tmp_path / "model.safetensors").touch()
     check_model(tmp_path, NONE, Engine.NPU)
     with pytest.raises(ConfigError, match="holds FP8 weights") as caught:

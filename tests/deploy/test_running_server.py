@@ -43,16 +43,16 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     return dummy
 
 
-def test_server_lives_as_long_as_the_block(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_server_lives_as_long_as_the_block(use: Use, checkpoint: Path, tmp_path: Path) -> None:
     port = free_port()
     planned = use(f"http={port}", "children", "stubborn")
     log = tmp_path / "log"
     environ = {"OMP_NUM_THREADS": "7", "VLLM_PLUGINS": "glm5_ascend"}
     with serve.running_server(
-        tiny, ["--seed", "1"], port=port, log_path=log, timeout_s=30, environ=environ
+        checkpoint, ["--seed", "1"], port=port, log_path=log, timeout_s=30, environ=environ
     ) as server:
         assert server.base_url == f"http://127.0.0.1:{port}"
-        assert server.model == str(tiny)
+        assert server.model == str(checkpoint)
         assert healthy(server.base_url)
         until(lambda: len(in_session(server.pid)) == 3)
         seen = Path(f"/proc/{server.pid}/environ").read_bytes().decode().split("\0")
@@ -63,7 +63,7 @@ def test_server_lives_as_long_as_the_block(use: Use, tiny: Path, tmp_path: Path)
     assert launch.user == ("--seed", "1", "--host", "127.0.0.1", "--port", str(port))
 
 
-def test_error_in_the_block_ends_the_server(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_error_in_the_block_ends_the_server(use: Use, checkpoint: Path, tmp_path: Path) -> None:
     port = free_port()
     use(f"http={port}")
     flags = ["--served-model-name", "m"]
@@ -71,7 +71,7 @@ def test_error_in_the_block_ends_the_server(use: Use, tiny: Path, tmp_path: Path
 
     def interrupted() -> None:
         with serve.running_server(
-            tiny, flags, port=port, log_path=tmp_path / "log", timeout_s=30
+            checkpoint, flags, port=port, log_path=tmp_path / "log", timeout_s=30
         ) as server:
             seen.append(server)
             raise KeyboardInterrupt
@@ -82,37 +82,43 @@ def test_error_in_the_block_ends_the_server(use: Use, tiny: Path, tmp_path: Path
     assert in_session(seen[0].pid) == []
 
 
-def test_early_death_shows_the_end_of_the_log(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_early_death_shows_the_end_of_the_log(use: Use, checkpoint: Path, tmp_path: Path) -> None:
     use("exit=4")
     said: list[str] = []
     with (
         pytest.raises(ChildFailed, match="the engine ended with exit code 4") as caught,
-        serve.running_server(tiny, [], log_path=tmp_path / "log", timeout_s=30, say=said.append),
+        serve.running_server(
+            checkpoint, [], log_path=tmp_path / "log", timeout_s=30, say=said.append
+        ),
     ):
         pass
     assert str(tmp_path / "log") in caught.value.hint
     assert said == ["  | dummy engine: exit=4"]
 
 
-def test_timeout_is_unhealthy_and_leaves_nothing(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_timeout_is_unhealthy_and_leaves_nothing(
+    use: Use, checkpoint: Path, tmp_path: Path
+) -> None:
     use("children")
     said: list[str] = []
     with (
         pytest.raises(Unhealthy),
-        serve.running_server(tiny, [], log_path=tmp_path / "log", timeout_s=1, say=said.append),
+        serve.running_server(
+            checkpoint, [], log_path=tmp_path / "log", timeout_s=1, say=said.append
+        ),
     ):
         pass
     assert said == ["  | dummy engine: children"]
     until(lambda: not _dummies())
 
 
-def test_death_inside_the_block_is_reported(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_death_inside_the_block_is_reported(use: Use, checkpoint: Path, tmp_path: Path) -> None:
     port = free_port()
     use(f"http={port}")
 
     def killed() -> None:
         with serve.running_server(
-            tiny, [], port=port, log_path=tmp_path / "log", timeout_s=30, say=lambda _: None
+            checkpoint, [], port=port, log_path=tmp_path / "log", timeout_s=30, say=lambda _: None
         ) as server:
             os.kill(server.pid, 9)
             until(lambda: not in_session(server.pid))
@@ -121,12 +127,14 @@ def test_death_inside_the_block_is_reported(use: Use, tiny: Path, tmp_path: Path
         killed()
 
 
-def test_environment_given_to_the_server_is_checked(use: Use, tiny: Path, tmp_path: Path) -> None:
+def test_environment_given_to_the_server_is_checked(
+    use: Use, checkpoint: Path, tmp_path: Path
+) -> None:
     use()
     with (
         pytest.raises(PreflightError, match="leaves the plugin"),
         serve.running_server(
-            tiny, [], log_path=tmp_path / "log", environ={"VLLM_PLUGINS": "other"}
+            checkpoint, [], log_path=tmp_path / "log", environ={"VLLM_PLUGINS": "other"}
         ),
     ):
         pass

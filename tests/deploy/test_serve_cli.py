@@ -53,12 +53,12 @@ def failure(setup: Setup, *arguments: str, **environ: str) -> tuple[int, str, st
     return code, message, hint
 
 
-def test_dry_run_prints_the_plan_and_touches_nothing(tiny: Path) -> None:
-    before = sorted((p, p.stat().st_mtime_ns) for p in tiny.iterdir())
-    code, out, err = serve(SOUND, str(tiny), "--dry-run", "--port", "8123", "-tp=1")
+def test_dry_run_prints_the_plan_and_touches_nothing(checkpoint: Path) -> None:
+    before = sorted((p, p.stat().st_mtime_ns) for p in checkpoint.iterdir())
+    code, out, err = serve(SOUND, str(checkpoint), "--dry-run", "--port", "8123", "-tp=1")
     assert code == 0
     assert err == ""
-    assert out.replace(sys.executable, "PYTHON").replace(str(tiny), "MODEL") == (
+    assert out.replace(sys.executable, "PYTHON").replace(str(checkpoint), "MODEL") == (
         "env \\\n"
         "  OMP_NUM_THREADS=1 \\\n"
         "  VLLM_CPU_OMP_THREADS_BIND=nobind \\\n"
@@ -68,7 +68,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tiny: Path) -> None:
         "  DO_NOT_TRACK=1 \\\n"
         "  VLLM_ENABLE_V1_MULTIPROCESSING=0 \\\n"
         "  PYTHON -P -m glm5_ascend.simulator serve MODEL \\\n"
-        "  --served-model-name tiny MODEL \\\n"
+        "  --served-model-name small MODEL \\\n"
         "  --host 127.0.0.1 \\\n"
         "  --enforce-eager \\\n"
         "  --kv-cache-memory-bytes 268435456 \\\n"
@@ -77,17 +77,17 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tiny: Path) -> None:
         "  --reasoning-parser glm45 \\\n"
         "  --port 8123 -tp=1\n"
     )
-    assert before == sorted((p, p.stat().st_mtime_ns) for p in tiny.iterdir())
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in checkpoint.iterdir())
 
 
-def test_dry_run_on_an_npu(tiny: Path) -> None:
-    code, out, err = serve({"npu": {}}, str(tiny), "--dry-run", "--quantization", "ascend")
+def test_dry_run_on_an_npu(checkpoint: Path) -> None:
+    code, out, err = serve({"npu": {}}, str(checkpoint), "--dry-run", "--quantization", "ascend")
     assert (code, err) == (0, "")
-    assert out == f"/usr/local/bin/vllm serve {tiny} \\\n  --quantization ascend\n"
+    assert out == f"/usr/local/bin/vllm serve {checkpoint} \\\n  --quantization ascend\n"
 
 
-def test_dry_run_warns_of_what_would_fail(tiny: Path) -> None:
-    code, out, err = serve({"cpu": {"vllm_cpu": None}}, str(tiny), "--dry-run")
+def test_dry_run_warns_of_what_would_fail(checkpoint: Path) -> None:
+    code, out, err = serve({"cpu": {"vllm_cpu": None}}, str(checkpoint), "--dry-run")
     assert code == 0
     assert out.startswith("env ")
     assert err.startswith("warning: would fail now: the CPU engine (vllm-cpu) is not installed")
@@ -103,7 +103,9 @@ HARD = ["--additional-config", '{"a b": ["$x", "it\'s"]}', "--empty=", "", "-cc.
 
 
 @pytest.mark.parametrize("separator", [[], ["--"]])
-def test_vllm_flags_arrive_verbatim(separator: Sequence[str], tiny: Path, tmp_path: Path) -> None:
+def test_vllm_flags_arrive_verbatim(
+    separator: Sequence[str], checkpoint: Path, tmp_path: Path
+) -> None:
     """The NPU engine takes the place of the process: its output and exit code are the program's."""
     vllm = tmp_path / "vllm"
     report = "import json, os, sys; print(json.dumps([os.getpid(), sys.argv[1:], *map(os.getenv"
@@ -111,10 +113,10 @@ def test_vllm_flags_arrive_verbatim(separator: Sequence[str], tiny: Path, tmp_pa
     vllm.chmod(0o755)
     setup = {"npu": {"vllm_command": str(vllm)}}
     port = str(free_port())
-    with start(setup, str(tiny), *separator, "--port", port, *HARD, MINE="kept") as process:
+    with start(setup, str(checkpoint), *separator, "--port", port, *HARD, MINE="kept") as process:
         out, err = process.communicate(timeout=60)
     assert json.loads(out) == [
-        process.pid, ["serve", str(tiny), "--port", port, *HARD], "kept"
+        process.pid, ["serve", str(checkpoint), "--port", port, *HARD], "kept"
     ]  # fmt: skip
     assert process.returncode == 9
     assert err == f"vllm-ascend with 2 NPU(s): starting {vllm} serve\n"
@@ -138,9 +140,9 @@ def test_missing_model(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_architecture(
-    changes: Mapping[str, Any], name: str, tiny: Path, tmp_path: Path
+    changes: Mapping[str, Any], name: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    config = json.loads((tiny / "config.json").read_text()) | dict(changes)
+    config = json.loads((checkpoint / "config.json").read_text()) | dict(changes)
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, message, hint = failure(SOUND, str(tmp_path))
     assert code == 1
@@ -148,24 +150,24 @@ def test_wrong_architecture(
     assert hint
 
 
-def test_no_weights(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
+def test_no_weights(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     code, message, _ = failure(SOUND, str(tmp_path))
     assert code == 1
     assert message == f"{tmp_path} holds no *.safetensors file"
 
 
-def test_port_in_use(tiny: Path) -> None:
+def test_port_in_use(checkpoint: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, message, hint = failure(SOUND, str(tiny), f"--port={port}")
+        code, message, hint = failure(SOUND, str(checkpoint), f"--port={port}")
     assert code == 5
     assert message == f"port {port} on 127.0.0.1 is in use"
     assert f"--port {port + 1}" in hint
 
 
-def test_foreign_address(tiny: Path) -> None:
-    code, message, _ = failure(SOUND, str(tiny), "--host", "192.0.2.1", "--port", "8123")
+def test_foreign_address(checkpoint: Path) -> None:
+    code, message, _ = failure(SOUND, str(checkpoint), "--host", "192.0.2.1", "--port", "8123")
     assert code == 5
     assert message.startswith("cannot listen on 192.0.2.1 port 8123: ")
 
@@ -180,14 +182,16 @@ def test_foreign_address(tiny: Path) -> None:
         ({"plugin": False}, "cannot see the glm5-ascend plugin", "pip install"),
     ],
 )
-def test_engine_not_ready(changes: Mapping[str, Any], message: str, hint: str, tiny: Path) -> None:
-    code, said, hinted = failure({"cpu": changes}, str(tiny))
+def test_engine_not_ready(
+    changes: Mapping[str, Any], message: str, hint: str, checkpoint: Path
+) -> None:
+    code, said, hinted = failure({"cpu": changes}, str(checkpoint))
     assert code == 5
     assert message in said
     assert hint in hinted
 
 
-def test_engine_absent_for_real(tiny: Path, tmp_path: Path) -> None:
+def test_engine_absent_for_real(checkpoint: Path, tmp_path: Path) -> None:
     """An interpreter without site-packages that sees the project and the CLI's own packages."""
     for name in ("click", "rich", "pygments", "markdown_it", "mdurl"):
         spec = find_spec(name)
@@ -195,7 +199,7 @@ def test_engine_absent_for_real(tiny: Path, tmp_path: Path) -> None:
         assert spec.submodule_search_locations
         (tmp_path / name).symlink_to(spec.submodule_search_locations[0])
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "glm5_ascend", "serve", str(tiny)],
+        [sys.executable, "-S", "-m", "glm5_ascend", "serve", str(checkpoint)],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin"},
         cwd=tmp_path,
         capture_output=True,
@@ -207,31 +211,31 @@ def test_engine_absent_for_real(tiny: Path, tmp_path: Path) -> None:
     assert "hint: pip install 'glm5-ascend[cpu]'" in done.stderr
 
 
-def test_bad_environment_variables(tiny: Path) -> None:
-    code, message, _ = failure(SOUND, str(tiny), VLLM_ENGINE_READY_TIMEOUT_S="soon")
+def test_bad_environment_variables(checkpoint: Path) -> None:
+    code, message, _ = failure(SOUND, str(checkpoint), VLLM_ENGINE_READY_TIMEOUT_S="soon")
     assert code == 5
     assert message == "VLLM_ENGINE_READY_TIMEOUT_S=soon is not a number of seconds"
-    assert failure(SOUND, str(tiny), GLM5_ASCEND_OP_BACKEND="gpu")[0] == 1
-    assert failure(SOUND, str(tiny), VLLM_TARGET_DEVICE="cpu")[0] == 5
+    assert failure(SOUND, str(checkpoint), GLM5_ASCEND_OP_BACKEND="gpu")[0] == 1
+    assert failure(SOUND, str(checkpoint), VLLM_TARGET_DEVICE="cpu")[0] == 5
 
 
-def test_op_backend_is_refused_on_an_npu(tiny: Path) -> None:
-    code, message, _ = failure({"npu": {}}, str(tiny), "--op-backend", "reference")
+def test_op_backend_is_refused_on_an_npu(checkpoint: Path) -> None:
+    code, message, _ = failure({"npu": {}}, str(checkpoint), "--op-backend", "reference")
     assert code == 5
     assert message.startswith("--op-backend reference cannot be used with vllm-ascend")
 
 
-def test_op_backend_that_no_cpu_runs(tiny: Path) -> None:
-    code, message, hint = failure(SOUND, str(tiny), "--op-backend=triton", "--dry-run")
+def test_op_backend_that_no_cpu_runs(checkpoint: Path) -> None:
+    code, message, hint = failure(SOUND, str(checkpoint), "--op-backend=triton", "--dry-run")
     assert (code, message) == (5, "operator backend triton does not run in the CPU engine")
     assert "reference" in hint
 
 
-def test_ctrl_c_ends_every_process(tiny: Path) -> None:
+def test_ctrl_c_ends_every_process(checkpoint: Path) -> None:
     """Ready, then interrupted: exit code 130, and neither engine nor grandchildren remain."""
     port = str(free_port())
     setup = {"cpu": {}, "dummy": [f"http={port}", "children", "stubborn"]}
-    with start(setup, str(tiny), "--port", port, OMP_NUM_THREADS="3") as process:
+    with start(setup, str(checkpoint), "--port", port, OMP_NUM_THREADS="3") as process:
         assert process.stderr is not None
         lines = []
         while not lines or not lines[-1].startswith("ready"):
@@ -253,9 +257,9 @@ def test_ctrl_c_ends_every_process(tiny: Path) -> None:
     assert lines[-1] == f"ready: http://127.0.0.1:{port}/v1 (stop with Ctrl-C)\n"
 
 
-def test_sigterm_before_ready_ends_the_engine(tiny: Path) -> None:
+def test_sigterm_before_ready_ends_the_engine(checkpoint: Path) -> None:
     setup = {"cpu": {}, "dummy": ["children"]}
-    with start(setup, str(tiny), "--port", str(free_port())) as process:
+    with start(setup, str(checkpoint), "--port", str(free_port())) as process:
         assert process.stderr is not None
         until(lambda: "dummy engine" in process.stderr.readline())
         tree = in_session(child_of(process.pid))
@@ -265,19 +269,19 @@ def test_sigterm_before_ready_ends_the_engine(tiny: Path) -> None:
     assert not any(running(pid) for pid in tree)
 
 
-def test_engine_that_fails_early(tiny: Path) -> None:
+def test_engine_that_fails_early(checkpoint: Path) -> None:
     code, message, hint = failure(
-        {"cpu": {}, "dummy": ["exit=3"]}, str(tiny), "--port", str(free_port())
+        {"cpu": {}, "dummy": ["exit=3"]}, str(checkpoint), "--port", str(free_port())
     )
     assert (code, message) == (7, "the engine ended with exit code 3")
     assert hint == "its log above says why"
 
 
-def test_engine_that_never_answers(tiny: Path) -> None:
+def test_engine_that_never_answers(checkpoint: Path) -> None:
     port = str(free_port())
     code, message, hint = failure(
         {"cpu": {}, "dummy": ["children"]},
-        str(tiny),
+        str(checkpoint),
         "--port",
         port,
         VLLM_ENGINE_READY_TIMEOUT_S="1",
