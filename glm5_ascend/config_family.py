@@ -84,7 +84,7 @@ def refuse_other_models(fields: Fields) -> None:
     if kind is None:
         fields.fail("missing key `model_type`", "this is not a Hugging Face model configuration")
     if kind != MODEL_TYPE:
-        what = _OTHER_MODELS.get(str(kind), "another model family")
+        what = _OTHER_MODELS.get(str(kind).removesuffix("_text"), "another model family")
         fields.fail(
             f"model_type `{kind}` is {what}",
             f"this tool reads GLM-5, 5.1, 5.2 and 5.3 (model_type {MODEL_TYPE})",

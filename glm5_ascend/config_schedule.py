@@ -55,7 +55,7 @@ def read_indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     pattern = fields.get("index_topk_pattern")
     if pattern is None:
         freq = fields.integer("index_topk_freq", default=1)
-        offset = fields.integer("index_skip_topk_offset", default=_DEFAULT_OFFSET)
+        offset = fields.integer("index_skip_topk_offset", low=0, default=_DEFAULT_OFFSET)
         rule = f"index_topk_freq {freq} and index_skip_topk_offset {offset}"
         derived = tuple(
             FULL if max(i - offset + 1, 0) % freq == 0 else SHARED for i in range(layers)

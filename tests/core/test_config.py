@@ -175,6 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "did you mean `modules_to_not_convert`",
     ),
     "flash": ({"model_type": "glm5_next"}, "GLM-5.3-Flash"),
+    "text part of flash": ({"model_type": "glm5_next_text"}, "GLM-5.3-Flash"),
     "DeepSeek V2": ({"model_type": "deepseek_v2"}, "DeepSeek-V2"),
     "DeepSeek V3": ({"model_type": "deepseek_v3"}, "DeepSeek-V3"),
     "DeepSeek V3.2": ({"model_type": "deepseek_v32"}, "DeepSeek-V3.2"),

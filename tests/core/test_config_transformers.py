@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.errors import ConfigError
 
 pytestmark = pytest.mark.torch
 
@@ -44,11 +45,15 @@ def test_every_key_of_the_class_is_known(complete: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("freq", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("offset", [None, 1, 2, 3, 9])
+@pytest.mark.parametrize("offset", [None, 0, 1, 2, 3, 9])
 def test_schedule_is_that_of_transformers(freq: int, offset: int | None) -> None:
     raw = json.loads((CONFIGS / "GLM-5.json").read_text())
     raw |= {"index_topk_freq": freq}
     if offset is not None:
         raw["index_skip_topk_offset"] = offset
     theirs = hf_config(dict(raw)).indexer_types
+    if theirs[0] == "shared":
+        with pytest.raises(ConfigError, match="layer 0 has a shared indexer"):
+            Glm5Config.from_dict(raw, source="x")
+        return
     assert list(Glm5Config.from_dict(raw, source="x").indexer_types) == theirs
