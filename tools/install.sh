@@ -65,16 +65,21 @@ wanted() {
     sha256sum pyproject.toml tools/install.sh
 }
 
-covers() {
-    [ -f "$stamp" ] && "$venv/bin/python" -c '' 2>/dev/null || return 1
-    [ "$(cat "$stamp")" = "$(wanted "$@")" ] && return 0
-    # An environment with the development tools serves as the one without them.
-    [ "$extras" = cpu ] && [ "$(cat "$stamp")" = "$(extras=cpu,dev wanted "$@")" ]
+# Whether the environment was installed with the given extras.
+has() {
+    local extras=$1
+    shift
+    [ -f "$stamp" ] && "$venv/bin/python" -c '' 2>/dev/null &&
+        [ "$(cat "$stamp")" = "$(wanted "$@")" ]
 }
 
 install_torch() {
     local version
-    version=$(sed -n 's/^cpu = .*"torch==\([0-9.]*\)".*/\1/p' pyproject.toml)
+    version=$("$venv/bin/python" -c '
+import re, tomllib
+with open("pyproject.toml", "rb") as file:
+    needs = tomllib.load(file)["project"]["optional-dependencies"]["cpu"]
+print(re.search(r"torch==([0-9.]+)", " ".join(needs))[1])')
     # A local version never matches PyPI's CUDA build, so the first attempt fails at once there
     # instead of downloading it.
     "$venv/bin/python" -m pip install "torch==$version+cpu" ||
@@ -98,7 +103,17 @@ check_imports() {
     done
 }
 
-covers "$@" && exit 0
+has "$extras" "$@" && exit 0
+if [ "$extras" = cpu ] && has cpu,dev "$@"; then
+    exit 0
+fi
+if [ "$extras" = cpu,dev ] && has cpu "$@"; then
+    # Not all of it again: pip would fetch what was removed.
+    step "development tools" "$venv/bin/python" -m pip install -e ".[dev]" "$@" ||
+        give_up "installing the development tools" "check the network and pip's configuration"
+    wanted "$@" >"$stamp"
+    exit 0
+fi
 
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null ||
     fail "$python is not a working Python 3.11" \
