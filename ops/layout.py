@@ -42,12 +42,29 @@ class Keys:
         return block * self.block_size + position % self.block_size
 
 
-def query_spans(query: Tensor, layout: str, lengths: Tensor | None) -> Queries:
-    """Requests of ``query``; ``lengths`` as the layout wants them.
+def spans(
+    query: Tensor,
+    key: Tensor,
+    layout_query: str,
+    layout_key: str,
+    lengths_query: Tensor | None,
+    lengths_key: Tensor | None,
+    block_table: Tensor | None,
+) -> tuple[Queries, Keys]:
+    """Requests of ``query`` and ``key``; lengths as the layouts want them.
 
     Raises:
-        ValueError: unknown layout, wrong rank, missing, decreasing or too large lengths.
+        ValueError: unknown layout, wrong rank, missing or impossible lengths, a block table that
+            is missing, superfluous or too small, or different numbers of requests.
     """
+    requests = _query_spans(query, layout_query, lengths_query)
+    keys = _key_spans(key, layout_key, lengths_key, block_table)
+    if len(requests.lengths) != len(keys.lengths):
+        raise ValueError(f"{len(requests.lengths)} queries but {len(keys.lengths)} keys")
+    return requests, keys
+
+
+def _query_spans(query: Tensor, layout: str, lengths: Tensor | None) -> Queries:
     _check_rank("query", query, layout, {"BSND": 4, "TND": 3})
     if layout == "TND":
         starts, each = _from_prefix_sums("query", lengths, query.shape[0])
@@ -57,13 +74,9 @@ def query_spans(query: Tensor, layout: str, lengths: Tensor | None) -> Queries:
     return Queries(starts, _per_entry("query", lengths, batch, seq), batch * seq)
 
 
-def key_spans(key: Tensor, layout: str, lengths: Tensor | None, block_table: Tensor | None) -> Keys:
-    """Requests of ``key``.
-
-    Raises:
-        ValueError: unknown layout, wrong rank, missing or impossible lengths, missing or short
-            block table.
-    """
+def _key_spans(
+    key: Tensor, layout: str, lengths: Tensor | None, block_table: Tensor | None
+) -> Keys:
     _check_rank("key", key, layout, {"BSND": 4, "TND": 3, "PA_BSND": 4})
     if (layout == "PA_BSND") != (block_table is not None):
         raise ValueError(f"block_table goes with the layout PA_BSND only, not with {layout}")
@@ -82,7 +95,7 @@ def key_spans(key: Tensor, layout: str, lengths: Tensor | None, block_table: Ten
     return Keys(each, where, block_table, second)
 
 
-def visible_keys(requests: Queries, spans: Keys, *, causal: bool) -> tuple[Tensor, Tensor]:
+def visible_keys(requests: Queries, keys: Keys, *, causal: bool) -> tuple[Tensor, Tensor]:
     """(request, visible) int64 [rows]: whose row it is and how many of its keys it sees.
 
     Causal and right aligned: query i of n sees keys 0 .. k_len - n + i. Rows of no request have
@@ -92,12 +105,12 @@ def visible_keys(requests: Queries, spans: Keys, *, causal: bool) -> tuple[Tenso
     owner = torch.arange(len(lengths)).repeat_interleave(lengths)
     offset = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
     row = torch.tensor(requests.starts, dtype=torch.int64)[owner] + offset
-    seen = torch.tensor(spans.lengths, dtype=torch.int64)[owner]
+    seen = torch.tensor(keys.lengths, dtype=torch.int64)[owner]
     if causal:
         seen = (seen - lengths[owner] + offset + 1).clamp_(min=0)
     request = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, owner)
     visible = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, seen)
-    return request.to(spans.starts.device), visible.to(spans.starts.device)
+    return request.to(keys.starts.device), visible.to(keys.starts.device)
 
 
 def _check_rank(what: str, tensor: Tensor, layout: str, ranks: dict[str, int]) -> None:

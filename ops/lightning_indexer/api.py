@@ -57,16 +57,21 @@ def lightning_indexer(
         raise ValueError(f"sparse_mode must be 0 or 3, not {sparse_mode}")
     if sparse_count < 1:
         raise ValueError(f"sparse_count must be positive, not {sparse_count}")
-    requests = layout.query_spans(query, layout_query, actual_seq_lengths_query)
-    spans = layout.key_spans(key, layout_key, actual_seq_lengths_key, block_table)
-    if len(requests.lengths) != len(spans.lengths):
-        raise ValueError(f"{len(requests.lengths)} queries but {len(spans.lengths)} keys")
+    requests, keys = layout.spans(
+        query,
+        key,
+        layout_query,
+        layout_key,
+        actual_seq_lengths_query,
+        actual_seq_lengths_key,
+        block_table,
+    )
     rows = query.flatten(0, -3), key.flatten(0, -2), weights.flatten(0, -2)
     match select("lightning_indexer", backend, query):
         case "reference":
             from glm5_ascend.ops.lightning_indexer.reference import forward
 
-            indices = forward(*rows, requests, spans, sparse_count, causal=sparse_mode == 3)
+            indices = forward(*rows, requests, keys, sparse_count, causal=sparse_mode == 3)
         case other:
             raise NotImplementedError(other)
     return indices.view(*query.shape[:-2], 1, sparse_count)

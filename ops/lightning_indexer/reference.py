@@ -17,7 +17,7 @@ _CHUNK_BYTES = 32 << 20
 # Requests with at most this many query tokens (decode, drafts) are scored together.
 _TOGETHER = 8
 # Below these sizes BLAS takes kernels that add in another order, and a score would depend on the
-# batch: the head weights get zero rows, short key lists zero keys.
+# batch: the head weights get zero rows, short key lists repeat a key that stays hidden.
 _WEIGHT_ROWS = 8
 _MIN_KEYS = 16
 
@@ -27,7 +27,7 @@ def forward(
     key: Tensor,
     weights: Tensor,
     requests: Queries,
-    spans: Keys,
+    keys: Keys,
     sparse_count: int,
     *,
     causal: bool,
@@ -36,19 +36,19 @@ def forward(
 
     A row that sees at most ``sparse_count`` keys takes them all without scoring.
     """
-    request, visible = visible_keys(requests, spans, causal=causal)
+    request, visible = visible_keys(requests, keys, causal=causal)
     device = query.device
     position = torch.arange(sparse_count, dtype=torch.int32, device=device)
     out = torch.where(position < visible[:, None], position, -1)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    for starts, count in _chunks(requests, spans, visible.tolist(), sparse_count, query.shape[1]):
+    for starts, count in _chunks(requests, keys, visible.tolist(), sparse_count, query.shape[1]):
         first = torch.tensor(starts, device=device)
         rows = (first[:, None] + torch.arange(count, device=device)).flatten()
         seen = visible[rows]
         most = seen.view(-1, count)[:, -1:]
         wanted = torch.arange(max(int(most.max()), _MIN_KEYS), device=device)
         # Shorter key lists repeat their last key, which stays hidden.
-        where = spans.flat_rows(request[first][:, None], torch.minimum(wanted, most - 1))
+        where = keys.flat_rows(request[first][:, None], torch.minimum(wanted, most - 1))
         k = key.index_select(0, where.flatten()).to(dtype).view(*where.shape, -1)
         score = scores(query[rows].to(dtype), k, weights[rows].to(dtype))
         out[rows] = best(score, seen, sparse_count)
@@ -56,7 +56,7 @@ def forward(
 
 
 def _chunks(
-    requests: Queries, spans: Keys, visible: list[int], sparse_count: int, heads: int
+    requests: Queries, keys: Keys, visible: list[int], sparse_count: int, heads: int
 ) -> Iterator[tuple[list[int], int]]:
     """(first rows, rows each) of query runs whose rows all see more than ``sparse_count`` keys.
 
@@ -64,7 +64,7 @@ def _chunks(
     the most is cheap. Within a run a later row never sees less.
     """
     together: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for start, q_len, k_len in zip(requests.starts, requests.lengths, spans.lengths, strict=True):
+    for start, q_len, k_len in zip(requests.starts, requests.lengths, keys.lengths, strict=True):
         end = start + q_len
         start = bisect_right(visible, sparse_count, start, end)
         if 0 < end - start <= _TOGETHER:

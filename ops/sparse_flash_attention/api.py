@@ -66,21 +66,19 @@ def sparse_flash_attention(
         raise ValueError(f"attention_mode must be 2 (MLA, absorbed), not {attention_mode}")
     if sparse_mode not in (0, 3):
         raise ValueError(f"sparse_mode must be 0 or 3, not {sparse_mode}")
-    if key.shape[-2:] != (1, query.shape[-1]):
-        raise ValueError(f"key {tuple(key.shape)} needs one head of {query.shape[-1]}")
-    if sparse_indices.shape[:-1] != (*query.shape[:-2], 1):
-        raise ValueError(
-            f"sparse_indices {tuple(sparse_indices.shape)} do not fit query {tuple(query.shape)}"
-        )
     if sparse_block_size < 1:
         raise ValueError(f"sparse_block_size must be positive, not {sparse_block_size}")
-    if value is not None and value.shape[:-1] != key.shape[:-1]:
-        raise ValueError(f"value {tuple(value.shape)} does not fit key {tuple(key.shape)}")
+    _check_shapes(query, key, value, sparse_indices)
     _check_rope(query, key, query_rope, key_rope)
-    requests = layout.query_spans(query, layout_query, actual_seq_lengths_query)
-    spans = layout.key_spans(key, layout_kv, actual_seq_lengths_kv, block_table)
-    if len(requests.lengths) != len(spans.lengths):
-        raise ValueError(f"{len(requests.lengths)} queries but {len(spans.lengths)} keys")
+    requests, keys = layout.spans(
+        query,
+        key,
+        layout_query,
+        layout_kv,
+        actual_seq_lengths_query,
+        actual_seq_lengths_kv,
+        block_table,
+    )
     indices = sparse_indices.flatten(0, -2)
     q = [query.flatten(0, -3)]
     k = [key.flatten(0, -2)]
@@ -92,16 +90,9 @@ def sparse_flash_attention(
         case "reference":
             from glm5_ascend.ops.sparse_flash_attention.reference import forward
 
+            causal = sparse_mode == 3
             out, peak, total = forward(
-                q,
-                k,
-                v,
-                indices,
-                scale_value,
-                sparse_block_size,
-                requests,
-                spans,
-                causal=sparse_mode == 3,
+                q, k, v, indices, scale_value, sparse_block_size, requests, keys, causal=causal
             )
         case other:
             raise NotImplementedError(other)
@@ -111,6 +102,17 @@ def sparse_flash_attention(
     if layout_query == "TND":
         return out, peak[None], total[None]
     return out, peak.view(query.shape[:-1])[:, None], total.view(query.shape[:-1])[:, None]
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor | None, sparse_indices: Tensor) -> None:
+    if key.shape[-2:] != (1, query.shape[-1]):
+        raise ValueError(f"key {tuple(key.shape)} needs one head of {query.shape[-1]}")
+    if value is not None and value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(f"value {tuple(value.shape)} does not fit key {tuple(key.shape)}")
+    if sparse_indices.shape[:-1] != (*query.shape[:-2], 1):
+        raise ValueError(
+            f"sparse_indices {tuple(sparse_indices.shape)} do not fit query {tuple(query.shape)}"
+        )
 
 
 def _check_rope(

@@ -19,7 +19,7 @@ def forward(
     scale: float,
     block: int,
     requests: Queries,
-    spans: Keys,
+    keys: Keys,
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,9 +37,9 @@ def forward(
     if block > 1:
         tokens = position[..., None] * block + torch.arange(block, device=indices.device)
         position = torch.where(position[..., None] < 0, -1, tokens).flatten(1)
-    request, visible = visible_keys(requests, spans, causal=causal)
+    request, visible = visible_keys(requests, keys, causal=causal)
     valid = (position >= 0) & (position < visible[:, None])
-    flat = _flat_rows(spans, request, position, valid)
+    flat = _flat_rows(keys, request, position, valid)
     width = sum(k.shape[-1] for k in key)
     step = max(1, _CHUNK_BYTES // (4 * max(1, flat.shape[1]) * width))
     for i in range(0, rows, step):
@@ -50,11 +50,11 @@ def forward(
     return out, peak, total
 
 
-def _flat_rows(spans: Keys, request: Tensor, position: Tensor, valid: Tensor) -> Tensor:
+def _flat_rows(keys: Keys, request: Tensor, position: Tensor, valid: Tensor) -> Tensor:
     """Row of every position; unused entries name row 0, whose content is then cleared."""
-    if not spans.lengths:
+    if not keys.lengths:
         return torch.zeros_like(position)
-    flat = spans.flat_rows(request[:, None], position.masked_fill(~valid, 0))
+    flat = keys.flat_rows(request[:, None], position.masked_fill(~valid, 0))
     return flat.masked_fill_(~valid, 0)
 
 
