@@ -60,9 +60,9 @@ def _plain(digits: int) -> Callable[[float], str]:
 LINES: tuple[Line, ...] = (
     Line("weights", "checkpoint_bytes", format_bytes, FILES),
     Line("bits per byte", "bits_per_byte", _plain(4), OFFLINE),
-    Line("  change", "bits_change", lambda v: f"{100 * v:+.2f} %", OFFLINE),
+    Line("bits per byte, change", "bits_change", lambda v: f"{100 * v:+.2f} %", OFFLINE),
     Line("KL, nats per token", "kl_mean", _plain(5), OFFLINE),
-    Line("  99th percentile", "kl_p99", _plain(4), OFFLINE),
+    Line("KL, 99th percentile", "kl_p99", _plain(4), OFFLINE),
     Line("top-1 agreement", "top1_agreement", _percent, OFFLINE),
     Line("top-k index recall", "topk_recall", _percent, OFFLINE),
     Line("expert agreement", "expert_agreement", _percent, OFFLINE),

@@ -138,7 +138,7 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [f"| | {' | '.join(titles)} |", "|---" + "|---:" * len(rows) + "|"]
     for line in LINES:
         cells = " | ".join(cell(line, row["metrics"].get(line.key)) for row in rows)
-        lines.append(f"| {line.title.strip()} ({line.source}) | {cells} |")
+        lines.append(f"| {line.title} ({line.source}) | {cells} |")
     row = rows[0]
     sources = "; ".join(f"{name} = {meaning}" for name, meaning in SOURCES.items())
     lines += [

@@ -39,7 +39,7 @@ def test_every_number_is_shown_once_with_its_source() -> None:
     lines = {line.strip().split("  ")[0]: line.split() for line in printed(ROW).splitlines()}
     assert lines["weights"][-3:] == ["12.3", "MB", "files"]
     assert lines["bits per byte"][-2:] == ["1.3812", "offline"]
-    assert lines["change"][-3:] == ["+1.23", "%", "offline"]
+    assert lines["bits per byte, change"][-3:] == ["+1.23", "%", "offline"]
     assert lines["top-k index recall"][-3:] == ["96.0", "%", "offline"]
     assert lines["MTP accepted, served"][-3:] == ["75.0", "%", "engine"]
     assert lines["tokens/s"][-2:] == ["41.3", "engine"]
