@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from glm5_ascend.console import note
 from glm5_ascend.demo_http import Piece, pieces, stream
 
+# Ends without a line break: the tokenizer joins it with the indentation that follows.
 COMPLETION = '''class Stack:
     """A last-in, first-out container."""
 
@@ -18,8 +19,7 @@ COMPLETION = '''class Stack:
         """Add an item."""
         self.items.append(item)
 
-    def pop(self):
-'''
+    def pop(self):'''
 QUESTION = "What is the weather in Hangzhou?"
 TOOL = {
     "type": "function",
