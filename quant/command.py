@@ -136,5 +136,5 @@ def _bytes_by_scheme(plan: Plan) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for shard in plan.shards:
         for step in shard.steps:
-            sizes[step.scheme.value] += sum(map(tensor_bytes, step.stored().values()))
+            sizes[step.scheme.value] += sum(map(tensor_bytes, step.stored.values()))
     return dict(sorted(sizes.items()))

@@ -42,7 +42,7 @@ def convert(
         CheckpointError: the source tensor holds NaN or infinity.
     """
     tensors = _convert(reader, step, matrices)
-    for name, spec in step.stored().items():
+    for name, spec in step.stored.items():
         yield name, as_bytes(tensors.pop(name), spec)
 
 

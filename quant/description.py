@@ -44,7 +44,7 @@ def description(plan: Plan) -> dict[str, object]:
         for shard in plan.shards
         if shard.file != ROT_FILE
         for step in shard.steps
-        for name in step.stored()
+        for name in step.stored
     }
     return {
         **names,

@@ -28,7 +28,7 @@ class Shard:
 
     def tensors(self) -> dict[str, TensorSpec]:
         """Names, shapes and dtypes in file order."""
-        return {name: spec for step in self.steps for name, spec in step.stored().items()}
+        return {name: spec for step in self.steps for name, spec in step.stored.items()}
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class Plan:
         state = hashlib.sha256()
         for shard in self.shards:
             for step in shard.steps:
-                stored = [(n, s.shape, s.dtype) for n, s in step.stored().items()]
+                stored = [(n, s.shape, s.dtype) for n, s in step.stored.items()]
                 row = (shard.file, step.source, step.action, repr(step.fold), stored)
                 state.update(json.dumps(row).encode())
         return state.hexdigest()
@@ -114,7 +114,7 @@ def _cut(everything: Iterable[Step], limit: int) -> list[list[Step]]:
 
 
 def _step_bytes(step: Step) -> int:
-    return sum(tensor_bytes(spec) for spec in step.stored().values())
+    return sum(tensor_bytes(spec) for spec in step.stored.values())
 
 
 def _require_alignment(shard: Shard) -> None:

@@ -59,7 +59,7 @@ class Step:
     """One source tensor and everything that becomes of it.
 
     ``name`` is the tensor's name in the output, ``source`` in the input; they differ only for the
-    MTP layer's copies of embedding and head.
+    MTP layer's copies of embedding and head. ``stored`` are the tensors written, in file order.
     """
 
     name: str
@@ -70,29 +70,23 @@ class Step:
     float_dtype: str
     fold: Fold
     reason: str
-
-    def stored(self) -> dict[str, TensorSpec]:
-        """Tensors written for this step, in file order."""
-        if len(self.shape) == 2:
-            shape = (self.shape[0], self.shape[1])
-            return stored_tensors(self.name, shape, self.scheme, self.float_dtype)
-        return {self.name: TensorSpec(self.shape, self.float_dtype)}
+    stored: dict[str, TensorSpec]
 
 
 def recycled_step(config: Glm5Config, choices: Choices) -> Step:
     """The step that makes ``rot.weight``, what the MTP layer multiplies its input state with."""
     shape = (config.hidden_size, config.hidden_size)
     dtype = STORED_DTYPE[choices.dtype]
-    reason = "restores the γ of model.norm in the rotated basis"
     return Step(
-        "rot.weight",
-        "model.norm.weight",
-        shape,
-        Action.RECYCLED,
-        Scheme.FLOAT,
-        dtype,
-        NO_FOLD,
-        reason,
+        name="rot.weight",
+        source="model.norm.weight",
+        shape=shape,
+        action=Action.RECYCLED,
+        scheme=Scheme.FLOAT,
+        float_dtype=dtype,
+        fold=NO_FOLD,
+        reason="restores the γ of model.norm in the rotated basis",
+        stored={"rot.weight": TensorSpec(shape, dtype)},
     )
 
 
@@ -154,13 +148,16 @@ def _step(
     config: Glm5Config, choices: Choices, name: str, source: str, shape: tuple[int, ...]
 ) -> Step:
     scheme, reason = scheme_of(config, choices, name)
+    dtype = _float_dtype(choices, name)
     action, fold = Action.COPY, NO_FOLD
+    stored = {name: TensorSpec(shape, dtype)}
     if len(shape) == 2:
         action = Action.MATRIX
         fold = fold_of(config, name) if choices.rotate else NO_FOLD
+        stored = stored_tensors(name, (shape[0], shape[1]), scheme, dtype)
     elif choices.rotate and is_norm(name):
         action, reason = Action.ONES, "RMSNorm, γ fused into the matrices that read it"
-    return Step(name, source, shape, action, scheme, _float_dtype(choices, name), fold, reason)
+    return Step(name, source, shape, action, scheme, dtype, fold, reason, stored)
 
 
 def _float_dtype(choices: Choices, name: str) -> str:

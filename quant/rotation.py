@@ -7,7 +7,7 @@ Everything here keeps the dtype it is given; the quantiser works in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -22,6 +22,8 @@ R2_BLOCK = 32
 # Primes q = 3 mod 4: Paley's first construction gives a Hadamard matrix of order q + 1.
 _PALEY = {12: 11, 20: 19}
 _FACTOR = 64
+# Elements turned at once (32 MiB in float64).
+_PIECE = 1 << 22
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -127,20 +129,18 @@ def rotations(config: Glm5Config, seed: int = SEED) -> dict[str, Orthogonal]:
 
 def on_columns(weight: Tensor, axis: Axis, matrices: Mapping[str, Orthogonal]) -> Tensor:
     """Return ``W · blockdiag(axis)``: ``weight`` [out, in] reads a rotated activation."""
-    if len(axis.segments) == 1:
-        return _segment(weight, axis.segments[0], axis.repeat, matrices)
-    work = weight.reshape(weight.shape[0], axis.repeat, -1)
-    parts = torch.split(work, [width for _, width in axis.segments], dim=-1)
-    turned = [
-        _segment(part, segment, 1, matrices)
-        for part, segment in zip(parts, axis.segments, strict=True)
-    ]
-    return torch.cat(turned, dim=-1).reshape(weight.shape)
+    result = torch.empty_like(weight)
+    for part in _pieces(weight.shape[0], weight.shape[1]):
+        result[part] = _turned(weight[part], axis, matrices)
+    return result
 
 
 def on_rows(weight: Tensor, axis: Axis, matrices: Mapping[str, Orthogonal]) -> Tensor:
     """Return ``blockdiag(axis)ᵀ · W``: ``weight`` [out, in] writes a rotated activation."""
-    return on_columns(weight.T.contiguous(), axis, matrices).T.contiguous()
+    result = torch.empty_like(weight)
+    for part in _pieces(weight.shape[1], weight.shape[0]):
+        result[:, part] = _turned(weight[:, part].T.contiguous(), axis, matrices).T
+    return result
 
 
 def recycled_state(gamma: Tensor, r1: Orthogonal) -> Tensor:
@@ -153,6 +153,25 @@ def recycled_state(gamma: Tensor, r1: Orthogonal) -> Tensor:
     scaled = on_columns(torch.diag(gamma.double()), axis, {r1.name: r1})
     product = on_rows(scaled, axis, {r1.name: r1})
     return (product + product.T) / 2
+
+
+def _pieces(count: int, width: int) -> Iterator[slice]:
+    """Rows at a time: temporary results stay small beside the matrix itself."""
+    step = max(1, _PIECE // width)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _turned(weight: Tensor, axis: Axis, matrices: Mapping[str, Orthogonal]) -> Tensor:
+    if len(axis.segments) == 1:
+        return _segment(weight, axis.segments[0], axis.repeat, matrices)
+    work = weight.reshape(weight.shape[0], axis.repeat, -1)
+    parts = torch.split(work, [width for _, width in axis.segments], dim=-1)
+    turned = [
+        _segment(part, segment, 1, matrices)
+        for part, segment in zip(parts, axis.segments, strict=True)
+    ]
+    return torch.cat(turned, dim=-1).reshape(weight.shape)
 
 
 def _segment(
