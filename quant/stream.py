@@ -103,7 +103,8 @@ def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> N
     """Write every file of weights that the journal does not list yet."""
     left = [shard for shard in plan.shards if shard.file not in journal.done]
     job = Job(source, journal.directory, plan.choices.rotate)
-    title = f"quantising to {plan.choices.scheme}"
+    scheme = plan.choices.scheme
+    title = "converting" if scheme == "none" else f"quantising to {scheme}"
     with progress(title, sum(shard.nbytes for shard in left)) as advance:
         write_files(
             job, left, workers, advance, lambda shard, record: journal.record(shard.file, record)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GlmMoeDsaForCausalLM
 
 from glm5_ascend.quant import convert, recipe
 from glm5_ascend.quant.folding import NO_FOLD, Axis, Fold
 from tests.quant.conftest import quantize
-from tests.support.oracle import HfOracle
+from tests.support.hf import ENGINE_LATENT_EPS, HfOracle, set_latent_eps
 from tests.support.tiny_model import write_tiny
 
 STEPS = 4
@@ -176,3 +178,19 @@ def test_a_wrong_recycled_state_is_seen(
     monkeypatch.setattr(convert, "recycled_state", lambda gamma, r1: torch.eye(r1.size))
     after = run_model(quantize(source, tmp_path / "out", "none", dtype="float32"))
     assert change(before.first, after.first) > 1e-3
+
+
+def test_transformers_loads_a_rotated_float_checkpoint(rotated: Path) -> None:
+    """The folder itself is a transformers model; what lies beyond the main model is ignored."""
+    oracle = HfOracle(rotated)
+    tokens = torch.arange(40)
+    load = partial(GlmMoeDsaForCausalLM.from_pretrained, rotated, dtype=torch.float32)
+    model, report = load(attn_implementation="eager", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["mismatched_keys"]
+    assert all(name.startswith(("model.layers.4.", "rot.")) for name in report["unexpected_keys"])
+    for layer in model.model.layers:
+        set_latent_eps(layer, ENGINE_LATENT_EPS)
+    with torch.no_grad():
+        logits = model(tokens[None]).logits[0]
+    assert change(oracle.forward(tokens).logits, logits) < 1e-5

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant import work
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.journal import JOURNAL, MANIFEST
 from tests.quant import killed_runs
@@ -98,6 +103,60 @@ def test_repeated_kills_of_one_run(source: Path, reference: Path, tmp_path: Path
 def test_two_workers_write_the_same_bytes(source: Path, reference: Path, tmp_path: Path) -> None:
     run(options(source, tmp_path / "out", workers=2))
     assert contents(tmp_path / "out") == contents(reference)
+
+
+def test_interrupt_in_this_process(
+    source: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of a file removes its part and leaves the rest resumable."""
+    convert, steps = work.convert, iter(range(10**6))
+
+    def interrupted(*args: Any) -> Iterator[tuple[str, memoryview]]:
+        if next(steps) == 70:
+            raise KeyboardInterrupt
+        yield from convert(*args)
+
+    monkeypatch.setattr(work, "convert", interrupted)
+    destination = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(options(source, destination))
+    assert not list(destination.glob(".*"))
+    monkeypatch.undo()
+    assert run(options(source, destination, resume=True)).files_resumed > 0
+    assert contents(destination) == contents(reference)
+
+
+def test_a_second_run_on_the_same_destination_is_refused(source: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "out"
+    destination.mkdir()
+    handle = os.open(destination, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(CheckpointError, match="another run"):
+        run(options(source, destination))
+    os.close(handle)
+    assert not list(destination.iterdir())
+
+
+def test_a_file_that_reads_back_differently_is_refused(
+    source: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that flips a byte of the third file is noticed; that file is written again."""
+    write, count = work.write_shard, iter(range(100))
+
+    def damaged(path: Path, *args: Any) -> None:
+        write(path, *args)
+        if next(count) == 2:
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+
+    monkeypatch.setattr(work, "write_shard", damaged)
+    destination = tmp_path / "out"
+    with pytest.raises(CheckpointError, match="reads back differently"):
+        run(options(source, destination))
+    monkeypatch.undo()
+    assert run(options(source, destination, resume=True)).files_resumed == 2
+    assert contents(destination) == contents(reference)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
