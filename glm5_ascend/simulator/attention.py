@@ -152,7 +152,7 @@ class SparseMla(torch.nn.Module):
     ) -> Tensor:
         attention = self.mla_attn
         attention.impl.do_kv_cache_update(latent, k_pe, attention.kv_cache, batch.slots)
-        q_nope, q_pe = query.split([self.nope, self.rope], -1)
+        q_nope, q_pe = query[..., : self.nope], query[..., self.nope :]
         q = per_head(q_nope, attention.W_UK_T), rotary_interleaved(q_pe, cos=cos, sin=sin)
         out, _ = attention.impl.forward_mqa(q, attention.kv_cache, batch, self)
         return per_head(out, attention.W_UV).flatten(1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.simulator.quant_param import missing_parts
+from glm5_ascend.simulator.quant_param import missing_parts, start_over
 
 ROTATION = "rot.weight"
 _HINT = "download the checkpoint again, or make it again with `glm5-ascend quantize`"
@@ -27,6 +27,8 @@ _FUSED = {
 _EXPERTS = re.compile(r"(.*\.experts)\.routed_experts\.(w13|w2)_(.*)")
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# What vLLM makes of kv_b_proj after loading; there when a model is loaded again.
+_DERIVED = (".W_UK_T", ".W_UV")
 # vLLM's loaders report a tensor that does not fit by these.
 _LOADER_ERRORS = (AssertionError, IndexError, KeyError, RuntimeError, ValueError)
 
@@ -74,8 +76,9 @@ class Checkpoint:
             CheckpointError: a tensor is missing, has no place, does not fit, or holds NaN or
                 infinity.
         """
-        for parameter in self.model.parameters():
-            if parameter.is_floating_point():
+        for _, parameter in self._parameters():
+            start_over(parameter)
+            if parameter.is_floating_point() and not getattr(parameter, "optional", False):
                 parameter.data.fill_(torch.nan)
         try:
             loaded = loader(self._watched(weights))
@@ -89,8 +92,13 @@ class Checkpoint:
         self._check_complete()
         return loaded
 
-    def _derive_names(self) -> None:
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, parameter in self.model.named_parameters():
+            if not name.endswith(_DERIVED):
+                yield name, parameter
+
+    def _derive_names(self) -> None:
+        for name, parameter in self._parameters():
             local = self._local_experts(name)
             for source, expert in self._sources(name):
                 self.known.add(source)
@@ -123,7 +131,7 @@ class Checkpoint:
     def _local_experts(self, name: str) -> frozenset[int]:
         if not _EXPERTS.fullmatch(name):
             return frozenset()
-        module = self.model.get_submodule(name.rpartition(".")[0])
+        module: Any = self.model.get_submodule(name.rpartition(".")[0])
         expert_map = module.expert_map
         if expert_map is None:
             return frozenset(range(self.experts))
@@ -162,13 +170,13 @@ class Checkpoint:
         if missing:
             others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise CheckpointError(f"tensor {missing[0]}{others} missing from the checkpoint", _HINT)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._parameters():
             if name in self.optional or not (set(self._names(name)) & self.seen):
                 continue
-            holes = missing_parts(parameter)
+            has_holes = bool(missing_parts(parameter))
             if parameter.is_floating_point():
-                holes = holes or bool(torch.isnan(parameter.data).any())
-            if holes:
+                has_holes |= bool(torch.isnan(parameter.data).any())
+            if has_holes:
                 raise CheckpointError(f"parameter {name} was not filled by the checkpoint", _HINT)
 
     def _names(self, name: str) -> list[str]:

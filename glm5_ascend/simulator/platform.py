@@ -92,8 +92,8 @@ def default_kv_bytes(config: Glm5Config, model: Any, block_size: int) -> int:
     values = config.layer_count * width
     values += sum(map(config.has_indexer, layers)) * config.index_head_dim
     # Two blocks of slack: vLLM keeps one for itself, and lookahead slots may open another.
-    tokens = 2 * (-(-model.max_model_len // block_size) + 2) * block_size
-    return max(_KV_FLOOR, tokens * values * model.dtype.itemsize)
+    blocks = -(-int(model.max_model_len) // block_size) + 2
+    return max(_KV_FLOOR, 2 * blocks * block_size * values * int(model.dtype.itemsize))
 
 
 def _model_config(model: Any) -> Glm5Config:

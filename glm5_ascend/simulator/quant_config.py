@@ -14,13 +14,14 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.ops.moe.api import Scheme
 from glm5_ascend.simulator import DESCRIPTION_FILE, QUANTIZATION
 from glm5_ascend.simulator.quant_linear import DynamicLinear, StaticLinear
 from glm5_ascend.simulator.quant_moe import QuantisedExperts
 
 FLOAT = "FLOAT"
 LINEAR_SCHEMES = {"W8A8": StaticLinear, "W8A8_DYNAMIC": DynamicLinear}
-EXPERT_SCHEMES = {"W8A8_DYNAMIC": "w8a8", "W4A8_DYNAMIC": "w4a8"}
+EXPERT_SCHEMES: dict[str, Scheme] = {"W8A8_DYNAMIC": "w8a8", "W4A8_DYNAMIC": "w4a8"}
 _FUSED = {
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),

@@ -58,7 +58,7 @@ class _Int8Linear(LinearMethodBase):  # type: ignore[misc]
     def _add(
         self, layer: Any, name: str, data: Tensor, place: Any, parts: int, optional: bool = False
     ) -> None:
-        loader = Loader(partial(place, data), set(range(parts)), f"{self.prefix}.{name}")
+        loader = Loader(partial(place, data), set(range(parts)))
 
         def load(parameter: Tensor, tensor: Tensor, part: int | None = None) -> None:
             loader.load(part or 0, tensor)

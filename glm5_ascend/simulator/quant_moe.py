@@ -98,7 +98,7 @@ class QuantisedExperts(FusedMoEMethodBase):  # type: ignore[misc]
     def _add(self, layer: Any, name: str, data: Tensor, place: Any, optional: bool) -> None:
         shards = ("w1", "w3") if name.startswith("w13") else ("w2",)
         parts = {(expert, shard) for expert in range(data.shape[0]) for shard in shards}
-        loader = Loader(partial(place, data), parts, f"{layer.layer_name}.{name}")
+        loader = Loader(partial(place, data), parts)
 
         def load(
             parameter: Tensor,

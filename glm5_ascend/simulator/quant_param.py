@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from glm5_ascend.errors import CheckpointError
-
 
 class Loader:
     """Places the parts of one parameter and remembers which have arrived.
@@ -21,34 +19,25 @@ class Loader:
     """
 
     def __init__(
-        self, place: Callable[[Any, Tensor], tuple[Tensor, Tensor]], parts: set[Any], name: str
+        self, place: Callable[[Any, Tensor], tuple[Tensor, Tensor]], parts: set[Any]
     ) -> None:
         self.place = place
         self.parts = parts
-        self.name = name
         self.arrived: set[Any] = set()
 
     def load(self, key: Any, tensor: Tensor) -> None:
         """Copy ``tensor`` into part ``key``.
 
         Raises:
-            CheckpointError: shape or dtype differ, or the part has arrived before.
+            ValueError: shape or dtype differ, or the part has arrived before.
         """
         target, source = self.place(key, tensor)
         if target.shape != source.shape:
-            raise CheckpointError(
-                f"a {self.name} of shape {list(source.shape)} cannot fill {list(target.shape)}",
-                "make the checkpoint again with `glm5-ascend quantize`",
-            )
+            raise ValueError(f"it has shape {list(source.shape)}, not {list(target.shape)}")
         if not source.is_floating_point() and source.dtype != target.dtype:
-            raise CheckpointError(
-                f"a {self.name} is {source.dtype}, not {target.dtype}",
-                "make the checkpoint again with `glm5-ascend quantize`",
-            )
+            raise ValueError(f"it is {source.dtype}, not {target.dtype}")
         if key in self.arrived:
-            raise CheckpointError(
-                f"a {self.name} occurs twice", "remove the shard that does not belong here"
-            )
+            raise ValueError("it occurs twice")
         target.copy_(source)
         self.arrived.add(key)
 
@@ -68,6 +57,12 @@ def missing_parts(parameter: Tensor) -> set[Any]:
     """Keys of the parts of a quantised parameter that have not arrived; empty for others."""
     loader = getattr(parameter, "glm5_loader", None)
     return set() if loader is None else loader.parts - loader.arrived
+
+
+def start_over(parameter: Tensor) -> None:
+    """Forget what has arrived: the tensors of a checkpoint are about to be read again."""
+    if loader := getattr(parameter, "glm5_loader", None):
+        loader.arrived.clear()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -31,9 +31,9 @@ def prompts() -> list[list[int]]:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
-    """Starts engines that end with the session."""
+    """Starts engines that end with the test module."""
     engines: list[Engine] = []
 
     def begin(checkpoint: Path, **options: Any) -> Engine:
@@ -65,6 +65,8 @@ def tiny_static(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(start: StartEngine, tiny: Path) -> Engine:
+def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The F32 engine of ``tiny``: chunked prefill, prefix caching, blocks of 16."""
-    return start(tiny, block_size=16)
+    made = Engine(tiny, tmp_path_factory.mktemp("engine") / "log", block_size=16)
+    yield made
+    made.close()

@@ -95,9 +95,12 @@ class Engine:
         answers = self.ask("generate", prompts=prompts, count=count, together=together)
         return [Output(**answer) for answer in answers]
 
-    def score(self, tokens: list[int], path: Path) -> torch.Tensor:
-        """Log-probabilities [len(tokens) - 1, vocab] of a teacher-forced pass."""
-        self.ask("score", tokens=tokens, path=str(path))
+    def score(self, tokens: list[int], path: Path, codes: Path | None = None) -> torch.Tensor:
+        """Log-probabilities [len(tokens) - 1, vocab] of a teacher-forced pass.
+
+        ``codes`` is where to write the activation codes of the pass.
+        """
+        self.ask("score", tokens=tokens, path=str(path), codes=str(codes or ""))
         rows: torch.Tensor = torch.load(path)
         return rows
 

@@ -46,14 +46,23 @@ class Session:
             for o in outputs
         ]
 
-    def score(self, tokens: list[int], path: str) -> None:
-        """Write log-probabilities [len(tokens) - 1, vocab] that each position gives the next."""
+    def score(self, tokens: list[int], path: str, codes: str) -> None:
+        """Write log-probabilities [len(tokens) - 1, vocab] that each position gives the next.
+
+        ``codes``, if not empty, is another file, for the activation codes of the pass.
+        """
         import torch
+        from safetensors.torch import save_file
         from vllm import SamplingParams
+
+        from tests.simulator.activation_codes import recording
 
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
         prompt: Any = {"prompt_token_ids": tokens}
-        output = self.llm.generate([prompt], params, use_tqdm=False)[0]
+        with recording(self.runner.model, len(tokens)) as seen:
+            output = self.llm.generate([prompt], params, use_tqdm=False)[0]
+        if codes:
+            save_file({f"{name}.codes": rows for name, rows in seen.items()}, codes)
         steps = output.prompt_logprobs[1:]
         rows = torch.full((len(steps), len(steps[0])), torch.nan)
         for row, step in zip(rows, steps, strict=True):
@@ -82,7 +91,8 @@ class Session:
             model.compute_logits = stock
         steps = self.runner.speculative_config.num_speculative_tokens
         # The passes over chunks of the prompt draft too; the last one has seen all of it.
-        chunks = -(-len(tokens) // self.runner.scheduler_config.max_num_batched_tokens)
+        computed = len(tokens) - output.num_cached_tokens
+        chunks = -(-computed // self.runner.scheduler_config.max_num_batched_tokens)
         last = seen[(chunks - 1) * steps : chunks * steps]
         torch.save(torch.cat([logits[:1] for logits in last]), path)
         return list(output.outputs[0].token_ids)
