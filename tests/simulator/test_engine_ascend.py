@@ -75,23 +75,27 @@ def test_teacher_forced_against_the_reference(
     assert float(step_errors(own, plain.logits).median()) > 0.02
 
 
-def test_every_draft_step_equals_the_reference(
-    w4a8_engine: Engine, w4a8: Path, tmp_path: Path
-) -> None:
-    """Incl. rot.weight at every step, own embedding and head, and step 1's indices later on."""
-    prompt, oracle = tokens(75, seed=31), AscendOracle(w4a8)
-    sampled = w4a8_engine.ask("drafts", tokens=prompt, path=str(tmp_path / "logits"))
-    reached = torch.load(tmp_path / "logits")
-    main = oracle.forward(prompt)
-    drafted = reached.argmax(-1).tolist()
-    expected = oracle.mtp.draft(prompt, main.hidden, sampled[0], STEPS, forced=drafted)
+def test_draft_steps_against_the_reference(w4a8_engine: Engine, w4a8: Path, tmp_path: Path) -> None:
+    """Int8 rounding ties in the prompt move a few steps; rot.weight moves every one.
 
-    assert sampled[0] == int(main.logits[-1].argmax())
-    assert len(reached) == STEPS
-    assert teacher_forced_error(reached.float(), expected.logits) < 0.05
-    oracle.mtp.rotation = None
-    without = oracle.mtp.draft(prompt, main.hidden, sampled[0], STEPS, forced=drafted)
-    assert float(step_errors(reached.float(), without.logits).min()) > 0.1
+    test_engine_mtp.py has the same without rounding.
+    """
+    oracle = AscendOracle(w4a8)
+    errors, unrotated, rotation = [], [], oracle.mtp.rotation
+    for seed in range(4):
+        prompt = tokens(75, seed=31 + seed)
+        sampled = w4a8_engine.ask("drafts", tokens=prompt, path=str(tmp_path / "logits"))
+        reached = torch.load(tmp_path / "logits").float()
+        assert len(reached) == STEPS
+        main = oracle.forward(prompt)
+        drafted = reached.argmax(-1).tolist()
+        for found, turn in ((errors, rotation), (unrotated, None)):
+            oracle.mtp.rotation = turn
+            expected = oracle.mtp.draft(prompt, main.hidden, sampled[0], STEPS, forced=drafted)
+            found.append(step_errors(reached, expected.logits))
+
+    assert float(torch.cat(errors).median()) < 1e-3
+    assert float(torch.cat(unrotated).min()) > 0.1
 
 
 def _drop(name: str) -> Callable[[Tensors], None]:
