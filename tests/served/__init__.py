@@ -1,0 +1,1 @@
+"""The shipped small model behind ``glm5-ascend serve``, against transformers."""
