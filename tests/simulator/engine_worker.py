@@ -139,6 +139,8 @@ def main() -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         print(json.dumps(getattr(session, name)(**arguments)), file=answers, flush=True)
+    session.llm.llm_engine.engine_core.shutdown()
+    os._exit(0)  # tearing the interpreter down takes seconds and tests nothing
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,28 +239,3 @@ def test_plugin_is_idle_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert simulator.platform_plugin() == "glm5_ascend.simulator.platform.Glm5CpuPlatform"
     monkeypatch.setenv("GLM5_ASCEND_PLUGIN", "0")
     assert simulator.platform_plugin() is None
-
-
-def test_other_models_keep_the_stock_configuration(tmp_path: Path) -> None:
-    """The platform hands anything but glm_moe_dsa to vLLM's own CPU platform."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    from glm5_ascend.simulator.platform import Glm5CpuPlatform
-
-    seen: list[Any] = []
-
-    class Stock(Glm5CpuPlatform):  # type: ignore[misc]
-        pass
-
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type="qwen3"))
-    )
-    stock = CpuPlatform.__dict__["check_and_update_config"]
-    try:
-        CpuPlatform.check_and_update_config = classmethod(lambda cls, c: seen.append(c))
-        Stock.check_and_update_config(config)
-    finally:
-        CpuPlatform.check_and_update_config = stock
-
-    assert seen == [config]
-    assert json.dumps(vars(config.model_config.hf_text_config)) == '{"model_type": "qwen3"}'
