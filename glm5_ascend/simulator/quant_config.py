@@ -37,6 +37,7 @@ _ALWAYS_FLOAT = (
     ".embed_tokens.weight",
     ".shared_head.head.weight",
 )
+_VOCABULARY = ("model.embed_tokens", "lm_head")
 _CODES = (".weight", ".input_offset", ".quant_bias")
 _HINT = "make the checkpoint again with `glm5-ascend quantize`"
 
@@ -110,8 +111,8 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
             if scheme == FLOAT:
                 return UnquantizedFusedMoEMethod(layer.moe_config)
             return QuantisedExperts(layer.moe_config, EXPERT_SCHEMES[scheme])
-        if isinstance(layer, VocabParallelEmbedding):
-            return None  # float, as checked above
+        if isinstance(layer, VocabParallelEmbedding) and prefix in _VOCABULARY:
+            self._agreed([prefix])  # float, as checked above; the draft's copies may be absent
         return None
 
     def linear_scheme(self, prefix: str) -> str:
