@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
+from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.packing import offset_bias, pack_rows
 from glm5_ascend.quant.recipe import Action, Step
@@ -24,6 +25,7 @@ _TORCH = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
 }
+_DAMAGED = "the weights are damaged; download this file again or ask who made the checkpoint"
 # Float64 elements processed at once when rows are independent (256 MiB).
 _CHUNK = 1 << 25
 
@@ -39,11 +41,38 @@ def convert(
         matrices: rotations by name; may be empty where the step has none.
 
     Raises:
-        CheckpointError: the source tensor holds NaN or infinity.
+        CheckpointError: the source tensor holds NaN or infinity, or what becomes of it would; the
+            message names the source tensor and its file.
     """
     tensors = _convert(reader, step, matrices)
     for name, spec in step.stored.items():
-        yield name, as_bytes(tensors.pop(name), spec)
+        data = as_bytes(tensors.pop(name), spec)
+        _require_usable(reader, step, name, data)
+        yield name, data
+
+
+def _require_usable(reader: CheckpointReader, step: Step, name: str, data: memoryview) -> None:
+    """Refuse to write NaN, infinity, or a scale that is not positive.
+
+    Finite sources can still overflow: when FP8 is scaled, in a rotation, in a cast. The stored
+    bytes are what every such case ends in.
+    """
+    spec = step.stored[name]
+    if first_not_finite(data, spec.dtype) is not None:
+        found = f"NaN or infinity as {spec.dtype}"
+    elif name.endswith(".weight_scale") and not _all_positive(data):
+        found = "a scale that is not positive"
+    else:
+        return
+    raise CheckpointError(
+        f"{reader.file_of(step.source)}: tensor {step.source} is too large to convert: {name}"
+        f" would hold {found}",
+        _DAMAGED,
+    )
+
+
+def _all_positive(data: memoryview) -> bool:
+    return bool((np.frombuffer(data, dtype="<f4") > 0).all())
 
 
 def as_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
@@ -59,7 +88,7 @@ def read_matrix(reader: CheckpointReader, name: str, rows: slice | None = None) 
     """Read a tensor, or some rows of it, as finite float64; FP8 blocks are dequantised.
 
     Raises:
-        CheckpointError: NaN or infinity, naming tensor and file.
+        CheckpointError: NaN, infinity or a scale that is not positive, naming tensor and file.
     """
     spec = reader.spec(name)
     values = _view(reader, name)[rows] if rows is not None else _view(reader, name)
@@ -68,7 +97,7 @@ def read_matrix(reader: CheckpointReader, name: str, rows: slice | None = None) 
         reader.check_finite(name)
         raise CheckpointError(
             f"{reader.file_of(name)}: tensor {name} holds NaN or infinity",
-            "the weights are damaged; download this file again",
+            _DAMAGED,
         )
     if spec.dtype != "F8_E4M3":
         return result
@@ -84,6 +113,11 @@ def _dequantise(reader: CheckpointReader, name: str, values: Tensor, start: int)
     scale_name = name + "_scale_inv"
     reader.check_finite(scale_name)
     scales = _view(reader, scale_name).float()
+    if not bool((scales > 0).all()):
+        raise CheckpointError(
+            f"{reader.file_of(scale_name)}: tensor {scale_name} holds a scale that is not positive",
+            _DAMAGED,
+        )
     high, wide = fp8.block
     row_block = torch.arange(start, start + values.shape[0]) // high
     column_block = torch.arange(values.shape[1]) // wide
