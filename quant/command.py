@@ -93,22 +93,23 @@ def run(options: QuantizeOptions) -> Summary:
         KeyboardInterrupt: interrupted; the destination can be resumed.
     """
     _require_torch()
+    from glm5_ascend.quant import destination as place
     from glm5_ascend.quant import stream
 
     started = time.monotonic()
     source, destination = Path(options.source), Path(options.destination)
     if options.resume and options.overwrite:
         raise Glm5Error("--resume and --overwrite exclude each other", "give one of them")
-    stream.require_separate(source, destination)
+    place.require_separate(source, destination)
     choices = Choices(options.scheme, options.rotate, options.dtype, options.mtp)
-    plan, journal = stream.prepare(source, choices, options.shard_bytes)
+    plan, texts, journal = stream.prepare(source, choices, options.shard_bytes)
     journal.directory = destination
-    ready = stream.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
+    ready = place.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
     try:
         with ready:
             resumed = len(journal.done)
             stream.write_weights(source, plan, journal, options.workers)
-            stream.finish(source, plan, journal)
+            stream.finish(texts, journal)
     except KeyboardInterrupt:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
         note(f"interrupted: {done}; the same command with --resume continues")

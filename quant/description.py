@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from glm5_ascend.config import read_json_object
+from glm5_ascend.quant.files import names_in, read_bytes
 from glm5_ascend.quant.plan import ROT_FILE, Plan
 from glm5_ascend.quant.scheme import Scheme
 
@@ -79,23 +81,33 @@ def index_name(plan: Plan) -> str:
     return f"{stem}.safetensors.index.json"
 
 
-def copied_files(source: Path) -> list[str]:
-    """Names of the files to copy unchanged."""
-    return [name for name in COPIED if (source / name).is_file()]
+def companions(source: Path) -> dict[str, bytes]:
+    """Content of the files to copy unchanged, by name.
+
+    Raises:
+        CheckpointError: one of them is there but cannot be read.
+    """
+    present = names_in(source, "give a directory that you may read")
+    hint = "make this file readable, or remove it if the output does not need it"
+    return {name: read_bytes(source / name, hint) for name in COPIED if name in present}
 
 
-def output_files(plan: Plan, source: Path) -> list[str]:
-    """Every file that a run writes, in the order of writing (journal and manifest apart)."""
-    texts = [DESCRIPTION] if plan.is_ascend else []
-    return [
-        *(shard.file for shard in plan.shards),
-        *copied_files(source),
-        *texts,
-        "config.json",
-        index_name(plan),
-    ]
+def text_files(source: Path, plan: Plan, copied: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Every file beside the weights, in the order of writing (journal and manifest apart)."""
+    config = output_config(read_json_object(source / "config.json"), plan)
+    described = {DESCRIPTION: _as_json(description(plan))} if plan.is_ascend else {}
+    return {
+        **copied,
+        **described,
+        "config.json": _as_json(config),
+        index_name(plan): _as_json(weight_index(plan)),
+    }
 
 
-def as_text(document: Mapping[str, object]) -> str:
-    """JSON with two spaces, as the published files have it."""
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+def _as_json(document: Mapping[str, object]) -> bytes:
+    """JSON with two spaces, as the published files have it.
+
+    A lone surrogate has no UTF-8; its backslash escape is also the one of JSON.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")

@@ -10,20 +10,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from glm5_ascend import __version__
 from glm5_ascend.checkpoint import CheckpointReader, write_text
-from glm5_ascend.config import read_json_object
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.files import names_in, read_bytes, refusals
 from glm5_ascend.quant.folding import SEED
 from glm5_ascend.quant.plan import Plan
 
 JOURNAL = "quantize_journal.json"
 MANIFEST = "quantize_manifest.json"
 _HEADER_LIMIT = 8
+_WORDS = {
+    "bytes": "its size",
+    "mtime_ns": "its modification time",
+    "header_sha256": "its header",
+}
+
+
+class DamagedRecord(CheckpointError):
+    """A journal or manifest that no run can continue from."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} is damaged: {reason}",
+            "start anew with --overwrite, which replaces the files of the same job",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +76,33 @@ class Journal:
         self.save()
 
 
-def describe_job(reader: CheckpointReader, plan: Plan) -> dict[str, object]:
+def describe_job(
+    reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes]
+) -> dict[str, object]:
     """What must be equal for a job to be resumed: tool, choices, plan, source files.
 
-    A source file is known by size, modification time and the SHA-256 of its header.
+    A source file is known by size, modification time and the SHA-256 of its header: hashing all of
+    a large source would take as long as much of the work.
+
+    Args:
+        reader: the source checkpoint.
+        plan: what is made of it.
+        companions: content of the files that are copied.
+
+    Raises:
+        CheckpointError: a file of the source cannot be read.
     """
-    sources: dict[str, object] = {}
-    for file in reader.files():
-        status = os.stat(file)
-        sources[file.name] = {
-            "bytes": status.st_size,
-            "mtime_ns": status.st_mtime_ns,
-            "header_sha256": _header_sha256(file),
-        }
-    config = hashlib.sha256((reader.directory / "config.json").read_bytes()).hexdigest()
+    config = read_bytes(reader.directory / "config.json", "make this file readable")
     return {
         "tool": f"glm5-ascend {__version__}",
         "choices": asdict(plan.choices),
         "seed": SEED if plan.choices.rotate else None,
         "plan_sha256": plan.digest(),
-        "config_sha256": config,
-        "sources": sources,
+        "config_sha256": hashlib.sha256(config).hexdigest(),
+        "companions": {
+            name: hashlib.sha256(content).hexdigest() for name, content in companions.items()
+        },
+        "sources": {file.name: _identity(file) for file in reader.files()},
     }
 
 
@@ -89,39 +110,46 @@ def read_journal(directory: Path) -> Journal | None:
     """Return the journal of an unfinished job, None where there is none.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: it cannot be read or is damaged.
     """
-    if not (directory / JOURNAL).is_file():
+    document = _read(directory, JOURNAL)
+    if document is None:
         return None
-    document = read_json_object(directory / JOURNAL)
     return _parse(directory, JOURNAL, *map(document.get, ("job", "files", "done")))
 
 
 def resumable(directory: Path) -> Journal | None:
-    """Return the journal of an unfinished job, or one made from the manifest of a finished one."""
+    """Return the journal of an unfinished job, or one made from the manifest of a finished one.
+
+    Raises:
+        CheckpointError: the record cannot be read or is damaged.
+    """
     journal = read_journal(directory)
-    if journal is not None or not (directory / MANIFEST).is_file():
+    if journal is not None:
         return journal
-    document = read_json_object(directory / MANIFEST)
+    document = _read(directory, MANIFEST)
+    if document is None:
+        return None
     written, weights = document.pop("written", None), document.pop("weights", None)
     return _parse(directory, MANIFEST, document, written, weights)
 
 
 def require_same_job(journal: Journal, job: Mapping[str, object]) -> None:
-    """Raise ``CheckpointError`` naming what differs from the job that was interrupted.
-
-    A manifest does not know modification times; then they are not compared.
-    """
-    for key, wanted in job.items():
-        found = journal.job.get(key)
-        if key == "sources" and found == _without_times(wanted):
-            continue
-        if found == wanted:
-            continue
-        difference = _difference(key, found, wanted)
+    """Raise ``CheckpointError`` naming what differs from the job that wrote the directory."""
+    differences = [
+        text
+        for key, wanted in job.items()
+        if key != "plan_sha256" and journal.job.get(key) != wanted
+        for text in _differences(key, journal.job.get(key), wanted)
+    ]
+    if not differences and journal.job.get("plan_sha256") != job["plan_sha256"]:
+        differences = ["how tensors are cut into files"]
+    if differences:
         raise CheckpointError(
-            f"{journal.directory} holds the work of a run that differs in {difference}",
-            "repeat the command with the same source and options, or start anew with --overwrite",
+            f"{journal.directory} holds the work of a run that differs in {differences[0]}"
+            + (f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""),
+            "repeat the command with the same source and options (copies of a source need its"
+            " modification times: cp -p), or start anew with --overwrite",
         )
 
 
@@ -129,56 +157,88 @@ def write_manifest(journal: Journal) -> None:
     """Write what was made from what: sizes and SHA-256 of every file of weights."""
     document = {
         **journal.job,
-        "sources": _without_times(journal.job["sources"]),
         "written": journal.files,
         "weights": {name: asdict(journal.done[name]) for name in sorted(journal.done)},
     }
     write_text(journal.directory / MANIFEST, json.dumps(document, indent=1) + "\n")
 
 
-def owned_files(directory: Path) -> set[str] | None:
-    """Names an earlier run may have written into ``directory``, None if no run left its record."""
-    journal = resumable(directory)
-    if journal is None:
-        return None
-    names = {*journal.files, JOURNAL, MANIFEST}
+def owned_files(directory: Path, job: Journal) -> set[str]:
+    """Names an earlier run may have written into ``directory``; none if no run left its record.
+
+    Where that record is damaged, the names are those that ``job`` would write: enough to start the
+    same work anew, and never a file of another kind.
+    """
+    try:
+        found = resumable(directory)
+    except DamagedRecord:
+        found = job
+    if found is None:
+        return set()
+    names = {*found.files, JOURNAL, MANIFEST}
     return names | {f".{name}.part" for name in names}
 
 
-def _parse(directory: Path, file: str, job: object, files: object, done: object) -> Journal:
+def _read(directory: Path, file: str) -> dict[str, object] | None:
+    if file not in names_in(directory, "choose a destination that you may read"):
+        return None
+    path = directory / file
+    content = read_bytes(path, "make this file readable, or choose another destination")
     try:
-        if not isinstance(job, dict) or not isinstance(files, list) or not isinstance(done, dict):
-            raise TypeError("not of this form")
-        records = {str(name): FileRecord(**entry) for name, entry in done.items()}
-    except TypeError as error:
-        raise CheckpointError(
-            f"{directory / file} was not written by this tool",
-            "choose an empty destination directory",
-        ) from error
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecord(path, "not valid JSON") from error
+    if not isinstance(document, dict):
+        raise DamagedRecord(path, "not a JSON object")
+    return document
+
+
+def _parse(directory: Path, file: str, job: object, files: object, done: object) -> Journal:
+    if not isinstance(job, dict) or not isinstance(files, list) or not isinstance(done, dict):
+        raise DamagedRecord(directory / file, "a part of it is missing")
+    records = {}
+    for name, entry in done.items():
+        match entry:
+            case {"bytes": int(size), "sha256": str(digest)}:
+                records[name] = FileRecord(size, digest)
+            case _:
+                raise DamagedRecord(directory / file, f"its entry of {name} is malformed")
     return Journal(directory, job, [str(name) for name in files], records)
 
 
-def _header_sha256(file: Path) -> str:
-    with open(file, "rb") as stream:
+def _identity(file: Path) -> dict[str, object]:
+    with refusals(f"read {file}", "make this file readable"), open(file, "rb") as stream:
+        status = os.fstat(stream.fileno())
         prefix = stream.read(_HEADER_LIMIT)
-        return hashlib.sha256(prefix + stream.read(int.from_bytes(prefix, "little"))).hexdigest()
-
-
-def _difference(key: str, found: object, wanted: object) -> str:
-    if key == "sources":
-        return "the source checkpoint's files"
-    if key == "config_sha256":
-        return "the source's config.json"
-    if key == "choices" and isinstance(found, dict) and isinstance(wanted, dict):
-        changed = [name for name in wanted if found.get(name) != wanted[name]]
-        return ", ".join(f"{name} ({found.get(name)}, now {wanted[name]})" for name in changed)
-    return f"{key} ({found}, now {wanted})"
-
-
-def _without_times(sources: object) -> dict[str, object]:
-    if not isinstance(sources, dict):
-        raise TypeError("sources")
+        header = prefix + stream.read(int.from_bytes(prefix, "little"))
     return {
-        name: {key: value for key, value in entry.items() if key != "mtime_ns"}
-        for name, entry in sources.items()
+        "bytes": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "header_sha256": hashlib.sha256(header).hexdigest(),
     }
+
+
+def _differences(key: str, found: object, wanted: object) -> Iterator[str]:
+    """Name what differs, in words that say where to look."""
+    if key == "config_sha256":
+        yield "the source's config.json"
+    elif not isinstance(found, dict) or not isinstance(wanted, dict):
+        yield f"{key} ({found}, now {wanted})"
+    elif key == "choices":
+        changed = [name for name in wanted if found.get(name) != wanted[name]]
+        yield ", ".join(f"{name} ({found.get(name)}, now {wanted[name]})" for name in changed)
+    else:
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                yield f"the source's file {name}: {_change(found.get(name), wanted.get(name))}"
+
+
+def _change(found: object, wanted: object) -> str:
+    if found is None:
+        return "it is new"
+    if wanted is None:
+        return "it is gone"
+    if not isinstance(found, dict) or not isinstance(wanted, dict):
+        return "its content changed"
+    changed = [key for key in _WORDS if found.get(key) != wanted.get(key)]
+    return " and ".join(_WORDS[key] for key in changed) + " changed"

@@ -125,6 +125,6 @@ def _require_alignment(shard: Shard) -> None:
             raise ConfigError(
                 f"{name} would start at byte {offset} of {shard.file}, not aligned for"
                 f" {spec.dtype}",
-                "this model has an odd dimension that the file format cannot hold",
+                "use --scheme none --dtype float32",
             )
         offset += tensor_bytes(spec)

@@ -41,13 +41,16 @@ def stored_tensors(
         _require(weight, inner % 4 == 0, f"an input size that is a multiple of 4, got {inner}")
         return {**tensors, weight: TensorSpec(shape, "I8")}
     # Two codes per byte along `out`, read back as 32-bit words after a transpose.
-    _require(weight, out % 8 == 0, f"an output size that is a multiple of 8, got {out}")
+    # int8 only needs multiples of 4, of this matrix' output too: a neighbour reads it.
+    hint = "use --scheme none" if out % 4 or inner % 4 else "use --scheme w8a8"
+    _require(weight, out % 8 == 0, f"an output size that is a multiple of 8, got {out}", hint)
     is_down = module.endswith(".down_proj")
     if is_down:
         _require(
             weight,
             inner % DOWN_BIAS_COLUMNS == 0,
             f"an input size that is a multiple of {DOWN_BIAS_COLUMNS}, got {inner}",
+            hint,
         )
     bias = TensorSpec((out, DOWN_BIAS_COLUMNS if is_down else 1), "F32")
     return {
@@ -57,8 +60,6 @@ def stored_tensors(
     }
 
 
-def _require(weight: str, holds: bool, need: str) -> None:
+def _require(weight: str, holds: bool, need: str, hint: str = "use --scheme none") -> None:
     if not holds:
-        raise ConfigError(
-            f"{weight} cannot be quantised: it needs {need}", "use --scheme w8a8 or none"
-        )
+        raise ConfigError(f"{weight} cannot be quantised: it needs {need}", hint)

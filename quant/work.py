@@ -9,6 +9,7 @@ from pathlib import Path
 from glm5_ascend.checkpoint import CheckpointReader, write_shard
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.convert import convert
+from glm5_ascend.quant.files import refusals
 from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
 from glm5_ascend.quant.rotation import Orthogonal
@@ -49,11 +50,12 @@ def write_file(
 
     path = directory / shard.file
     write_shard(path, shard.tensors(), data(), _METADATA)
-    record, stored = _read_back(path)
+    with refusals(f"read {path} back", "check the disk; then continue with --resume"):
+        record, stored = _read_back(path)
     if stored != written.hexdigest():
         raise CheckpointError(
             f"{path} reads back differently from what was written",
-            "check the disk; then resume",
+            "check the disk; then continue with --resume",
         )
     return record
 

@@ -16,6 +16,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -107,7 +108,10 @@ class _Pool:
     def _hand_out(self, connection: Connection) -> None:
         if self._pending:
             self._busy[connection] = self._pending.pop()
-            connection.send(self._busy[connection])
+            try:
+                connection.send(self._busy[connection])
+            except ConnectionError:
+                self._report_death(connection)
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -122,7 +126,7 @@ class _Pool:
             self._finished(self._busy.pop(connection), message)
             self._hand_out(connection)
 
-    def _report_death(self, connection: Connection) -> None:
+    def _report_death(self, connection: Connection) -> NoReturn:
         process = self._workers[connection]
         process.join()
         code = process.exitcode or 0

@@ -232,7 +232,7 @@ def test_resume_needs_the_same_job(broken: Path, tmp_path: Path) -> None:
     tensors = load_file(file)
     save_file(tensors, file, {"edited": "yes"})
     result = invoke(broken, destination, "--scheme", "none", "--resume")
-    assert_refused(result, 1, "source checkpoint's files")
+    assert_refused(result, 1, "the source's file model-00001-of-00003.safetensors", "its header")
     assert contents(destination) == before
 
 
