@@ -109,7 +109,8 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _require_writable(directory: Path) -> None:
-    if not os.access(directory, os.W_OK | os.X_OK):
+    effective = os.access in os.supports_effective_ids
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=effective):
         raise CheckpointError(f"cannot write to {directory}: Permission denied", _ELSEWHERE)
 
 

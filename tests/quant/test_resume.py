@@ -8,14 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, ChildFailed
 from glm5_ascend.quant import work
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.journal import JOURNAL, MANIFEST
@@ -181,6 +183,38 @@ def test_signals_to_a_real_command(
         process.communicate(timeout=60)
     assert group_is_gone(process.pid)
     assert JOURNAL in {path.name for path in destination.iterdir()}
+    run(options(source, destination, resume=True))
+    assert contents(destination) == contents(reference)
+
+
+@pytest.mark.parametrize("files", [0, 2])
+def test_a_worker_killed_by_the_system(
+    files: int, source: Path, reference: Path, tmp_path: Path
+) -> None:
+    """Out of memory at the start or in the middle: exit code 7, and --resume finishes the job."""
+    destination = tmp_path / "out"
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        limit = time.monotonic() + 60
+        while not killed and time.monotonic() < limit:
+            ready = len(list(destination.glob("*.safetensors"))) >= files
+            for process in active_children():
+                if ready and process.pid is not None:
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(ChildFailed, match=r"SIGKILL while writing .*\.safetensors") as caught:
+        run(options(source, destination, workers=2))
+    killer.join()
+    assert killed
+    assert caught.value.exit_code == 7
+    assert "--resume" in caught.value.hint
+    assert not active_children()
     run(options(source, destination, resume=True))
     assert contents(destination) == contents(reference)
 
