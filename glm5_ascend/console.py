@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,16 +20,30 @@ Advance = Callable[[int], None]
 
 _LINE_SECONDS = 10.0
 _LINE_FRACTION = 0.1
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def emit(result: Mapping[str, object], text: str, *, as_json: bool) -> None:
     """Print a result on stdout: one JSON document, or the text made for people."""
-    print(json.dumps(result, indent=2, ensure_ascii=False) if as_json else text, flush=True)
+    put(_as_json(result) if as_json else text)
+
+
+def put(text: str) -> None:
+    """Print lines on stdout."""
+    print(text, file=sys.stdout or io.StringIO(), flush=True)
 
 
 def note(text: str) -> None:
     """Print one line of information on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(one_line(text), file=sys.stderr or io.StringIO(), flush=True)
+
+
+def one_line(text: str) -> str:
+    """Escape what would break a line or steer a terminal: control and format characters, separators
+    of lines, and bytes of file names that are no text."""
+    return "".join(
+        ascii(char)[1:-1] if unicodedata.category(char) in _UNPRINTABLE else char for char in text
+    )
 
 
 def report(error: Glm5Error) -> None:
@@ -40,15 +56,28 @@ def report_lines(message: str, hint: str) -> None:
     console = stderr_console()
     for label, style, text in (("error", "bold red", message), ("hint", "bold cyan", hint)):
         if text:
-            console.print(f"{label}:", style=style, end=" ", markup=False)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{label}:", style=style, end=" ")
+            console.print(one_line(text), soft_wrap=True)
 
 
 def stderr_console() -> Console:
-    """A rich console on the current stderr; it respects NO_COLOR and non-terminals."""
+    """A rich console on the current stderr that takes text literally.
+
+    It respects NO_COLOR and non-terminals.
+    """
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    file = sys.stderr or io.StringIO()
+    return Console(file=file, highlight=False, markup=False, emoji=False)
+
+
+def _as_json(result: Mapping[str, object]) -> str:
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(result, indent=2)
+    return text
 
 
 @contextmanager
@@ -60,8 +89,11 @@ def progress(description: str, total_bytes: int) -> Iterator[Advance]:
 
     Args:
         description: what is being done, a few words.
-        total_bytes: the work; 0 shows no percentage.
+        total_bytes: the work; where there is none, nothing is shown.
     """
+    if total_bytes == 0:
+        yield lambda nbytes: None
+        return
     console = stderr_console()
     if console.is_terminal:
         with _bar(console, description, total_bytes) as advance:
@@ -85,7 +117,7 @@ def _bar(console: Console, description: str, total_bytes: int) -> Iterator[Advan
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         DownloadColumn(),
@@ -93,7 +125,7 @@ def _bar(console: Console, description: str, total_bytes: int) -> Iterator[Advan
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(description, total=total_bytes or None)
+        task = bar.add_task(description, total=total_bytes)
         yield lambda nbytes: bar.advance(task, nbytes)
 
 

@@ -7,7 +7,16 @@ keeps its traceback.
 
 from __future__ import annotations
 
+import reprlib
 from enum import IntEnum
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def brief(value: object) -> str:
+    """``repr`` of a value from a file of the user, cut where it is long or deep."""
+    return _REPR.repr(value)
 
 
 class ExitCode(IntEnum):

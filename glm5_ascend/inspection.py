@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend.ascend_inventory import check_ascend_inventory
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
 from glm5_ascend.config import Glm5Config
-from glm5_ascend.console import format_bytes
-from glm5_ascend.errors import CheckpointError
-from glm5_ascend.json_file import read_json_object
+from glm5_ascend.console import format_bytes, one_line
+from glm5_ascend.description_file import DESCRIPTION_FILE, DescriptionFile
+from glm5_ascend.files import present
 
 SCHEMA = 1
-DESCRIPTION_FILE = "quant_model_description.json"
 
 PARTS = {
     "attention": "attention",
@@ -71,7 +71,7 @@ class Inspection:
         """The same for people."""
         config, total = self.config, sum(self.part_bytes.values())
         lines = [
-            f"{self.directory}",
+            one_line(str(self.directory)),
             f"  family        {config.family}: {config.num_hidden_layers} layers"
             f" + {config.num_nextn_predict_layers} MTP, {_indexer_layers(config)} with an indexer"
             f" (top {config.index_topk})",
@@ -106,8 +106,8 @@ _CACHES = {
 def inspect_checkpoint(directory: Path) -> Inspection:
     """Read headers and descriptions of a source or quantised checkpoint, no weights.
 
-    A checkpoint without a quantisation description must hold exactly the tensors of its
-    configuration; a quantised one must hold every tensor that its description names.
+    A checkpoint must hold exactly the tensors of its configuration and, if it is quantised, of its
+    description, which must describe every tensor with a scheme that the engine has for it.
 
     Raises:
         ConfigError: not a GLM-5 configuration.
@@ -116,10 +116,10 @@ def inspect_checkpoint(directory: Path) -> Inspection:
     with CheckpointReader(directory) as reader:
         config = reader.config
         description_file = directory / DESCRIPTION_FILE
-        if description_file.exists():
-            description = read_json_object(description_file)
-            schemes = _schemes(reader, description, description_file)
-            quantisation, rotated = "ascend", description.get("is_rot_used") is True
+        if present(description_file):
+            description = DescriptionFile.read(description_file)
+            schemes = _schemes(config, check_ascend_inventory(reader, description))
+            quantisation, rotated = "ascend", description.rotated
         else:
             reader.check_inventory(expected_tensors(config))
             schemes, rotated = {}, False
@@ -191,18 +191,10 @@ def _indexer_layers(config: Glm5Config) -> int:
     return sum(config.has_indexer(layer) for layer in range(config.layer_count))
 
 
-def _schemes(
-    reader: CheckpointReader, description: dict[str, object], file: Path
-) -> dict[str, dict[str, int]]:
-    """Modules per scheme for each part, from the ``<module>.weight`` keys of the description."""
+def _schemes(config: Glm5Config, schemes: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Modules per scheme for each part, from the schemes of the ``<module>.weight`` tensors."""
     counts: dict[str, Counter[str]] = {}
-    for name, scheme in description.items():
-        if not name.endswith(".weight") or not isinstance(scheme, str):
-            continue
-        if name not in reader:
-            raise CheckpointError(
-                f"{file} describes tensor {name}, but no shard holds it",
-                "the checkpoint is incomplete; copy or quantise it again",
-            )
-        counts.setdefault(part_of(reader.config, name), Counter())[scheme] += 1
+    for name, scheme in schemes.items():
+        if name.endswith(".weight"):
+            counts.setdefault(part_of(config, name), Counter())[scheme] += 1
     return {part: dict(counts[part].most_common()) for part in PARTS if part in counts}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from glm5_ascend.checkpoint import TensorSpec, expected_tensors, tensor_bytes
+from glm5_ascend.checkpoint import expected_tensors, tensor_bytes
 from glm5_ascend.cli import cli
 from glm5_ascend.config import Glm5Config
-from glm5_ascend.errors import CheckpointError
 from glm5_ascend.inspection import PARTS, cache_bytes_per_token, inspect_checkpoint, part_of
 from tests.core import micro
+from tests.core.ascend import quantised
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 
@@ -93,44 +93,25 @@ def test_plain_checkpoint(tmp_path: Path) -> None:
     assert "not possible" in text
 
 
-def quantised(directory: Path) -> dict[str, str]:
-    """A checkpoint in the layout of vllm-ascend with two quantised modules and a rotation."""
-    stored = micro.tensors(micro.config())
-    scheme = dict.fromkeys(stored, "FLOAT")
-    for module, kind in (
-        ("model.layers.1.mlp.experts.0.gate_proj", "W4A8_DYNAMIC"),
-        ("model.layers.1.self_attn.o_proj", "W8A8_DYNAMIC"),
-        ("model.layers.3.self_attn.o_proj", "W8A8_DYNAMIC"),
-    ):
-        rows, columns = stored[f"{module}.weight"][0].shape
-        stored[f"{module}.weight"] = (TensorSpec((rows, columns), "I8"), bytes(rows * columns))
-        stored[f"{module}.weight_scale"] = (TensorSpec((rows, 1), "F32"), bytes(4 * rows))
-        scheme[f"{module}.weight"] = scheme[f"{module}.weight_scale"] = kind
-    stored["rot.weight"] = (TensorSpec((12, 12), "BF16"), bytes(288))
-    micro.write(directory, stored)
-    text = json.dumps({**scheme, "version": "1.0.0", "group_size": 0, "is_rot_used": True})
-    (directory / "quant_model_description.json").write_text(text)
-    return scheme
-
-
 def test_quantised_checkpoint(tmp_path: Path) -> None:
-    quantised(tmp_path)
+    quantised().write(tmp_path)
     document = inspect_json(tmp_path)
     assert document["quantisation"] == "ascend"
     assert document["rotated"] is True
-    assert document["part_bytes"]["rotation"] == 288
+    assert document["part_bytes"]["rotation"] == 2 * 16 * 16
     schemes = document["scheme_modules"]
-    assert schemes["routed_experts"] == {"FLOAT": 2 * 3 * 3 - 1, "W4A8_DYNAMIC": 1}
-    assert schemes["attention"]["W8A8_DYNAMIC"] == 1
-    assert schemes["mtp"]["W8A8_DYNAMIC"] == 1
-    assert "W4A8_DYNAMIC x1" in inspect_checkpoint(tmp_path).as_text()
+    assert schemes["routed_experts"] == {"W4A8_DYNAMIC": 2 * 3 * 3}
+    assert schemes["shared_experts"] == {"W8A8_DYNAMIC": 2 * 3}
+    assert schemes["indexer"]["W8A8"] == 2
+    assert "W4A8_DYNAMIC x18" in inspect_checkpoint(tmp_path).as_text()
 
 
-def test_description_of_a_tensor_that_is_not_there(tmp_path: Path) -> None:
-    description = quantised(tmp_path) | {"model.layers.2.lost.weight": "FLOAT"}
-    (tmp_path / "quant_model_description.json").write_text(json.dumps(description))
-    with pytest.raises(CheckpointError, match=r"describes tensor model\.layers\.2\.lost\.weight"):
-        inspect_checkpoint(tmp_path)
+def test_incomplete_quantised_checkpoint_is_an_error(tmp_path: Path) -> None:
+    made = quantised()
+    made.drop("model.layers.1.mlp.experts.0.up_proj.scale_bias")
+    result = CliRunner().invoke(cli, ["inspect", str(made.write(tmp_path))])
+    assert result.exit_code == 1
+    assert "describe tensor model.layers.1.mlp.experts.0.up_proj.scale_bias" in result.stderr
 
 
 def test_incomplete_source_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ import safetensors
 from glm5_ascend.checkpoint import DTYPE_BYTES, TensorSpec, expected_tensors
 from glm5_ascend.config import Glm5Config
 
-_NAMES = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn", "I8": "int8"}
+_NAMES = {
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F8_E4M3": "float8_e4m3fn",
+    "I8": "int8",
+    "I32": "int32",
+}
 Stored = dict[str, tuple[TensorSpec, bytes]]
 
 CONFIG: dict[str, Any] = {
@@ -87,13 +93,18 @@ def save(path: Path, stored: Stored) -> None:
 
 
 def write(
-    directory: Path, stored: Stored | None = None, *, shards: int = 1, index: bool = False
+    directory: Path,
+    stored: Stored | None = None,
+    *,
+    shards: int = 1,
+    index: bool = False,
+    **overrides: Any,
 ) -> Stored:
-    """Write a checkpoint of ``shards`` files and return its tensors."""
+    """Write a checkpoint of ``shards`` files and return its tensors; ``overrides`` of CONFIG."""
     if stored is None:
-        stored = tensors(config())
+        stored = tensors(config(**overrides))
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(CONFIG | overrides))
     names = list(stored)
     weight_map: dict[str, str] = {}
     for number in range(shards):

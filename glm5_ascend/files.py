@@ -1,0 +1,65 @@
+"""Opening files of the user: never a pipe or a device, and every failure an error that says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from glm5_ascend.errors import CheckpointError
+
+# The journal of glm5_ascend.quant, which stays until a quantisation is finished.
+JOURNAL_FILE = "quantize_journal.json"
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; ``OSError`` otherwise. Never waits, as a FIFO would."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file; ``CheckpointError`` if it cannot be looked at, e.g. a dangling link."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror}",
+            "copy the file again, and check that you may read it and its directory",
+        ) from error
+
+
+def present(path: Path) -> bool:
+    """Whether a file is there; ``CheckpointError`` if the directory does not let us know."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot look at {path}: {error.strerror}",
+            "check that you may read the directory and enter it",
+        ) from error
+    return True
+
+
+def refuse_unfinished(directory: Path) -> None:
+    """Raise ``CheckpointError`` for the output of a quantisation that has not finished."""
+    try:
+        (directory / JOURNAL_FILE).stat()
+    except OSError:
+        # Absent; or the directory cannot be read, which its reader reports in better words.
+        return
+    else:
+        raise CheckpointError(
+            f"{directory} is the output of a quantisation that has not finished",
+            "repeat that `glm5-ascend quantize` command with --resume",
+        )
