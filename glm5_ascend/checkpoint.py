@@ -19,6 +19,7 @@ from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.checkpoint_writer import require_free_space, write_shard, write_text
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.files import open_regular
 
 __all__ = [
     "DTYPE_BYTES",
@@ -116,7 +117,7 @@ class CheckpointReader:
             return memoryview(bytearray())
         if tensor.file not in self._maps:
             try:
-                with open(tensor.file, "rb") as stream:
+                with open_regular(tensor.file) as stream:
                     # Copy-on-write, because torch.frombuffer warns about read-only memory.
                     self._maps[tensor.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, brief
+from glm5_ascend.files import refuse_unfinished
 from glm5_ascend.json_file import read_json_object
 
 AGAIN = "download the checkpoint again; it must hold exactly the tensors of its config.json"
@@ -14,6 +15,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def list_files(directory: Path) -> list[Path]:
     """The safetensors files in the root of a checkpoint, sorted; never anything pickled."""
+    refuse_unfinished(directory)
     try:
         entries = sorted(directory.iterdir())
     except OSError as error:
@@ -51,7 +53,7 @@ def read_index(directory: Path) -> dict[str, Path]:
         raise CheckpointError(f"{found[0]} has no weight_map", AGAIN)
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{found[0]} names {file!r} for tensor {name}", AGAIN)
+            raise CheckpointError(f"{found[0]} names {brief(file)} for tensor {name}", AGAIN)
     return {name: directory / file for name, file in weight_map.items()}
 
 

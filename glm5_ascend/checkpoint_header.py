@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glm5_ascend.checkpoint_inventory import TensorSpec
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, brief
+from glm5_ascend.files import open_regular
 from glm5_ascend.json_file import no_duplicates
 
 DTYPE_BYTES = {
@@ -38,6 +39,9 @@ DTYPE_BYTES = {
 }
 # The limit of the safetensors library itself.
 _MAX_HEADER_BYTES = 100_000_000
+# The format stores sizes as 64-bit numbers.
+_SIZE_LIMIT = 1 << 64
+_MOST_AXES = 32
 _HINT = "download or copy this file again and compare its size and checksum with the source"
 
 
@@ -63,7 +67,7 @@ def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         CheckpointError: unreadable, truncated, malformed, or the data is not covered exactly.
     """
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             header, data_start, size = _load(file, stream)
     except OSError as error:
         raise CheckpointError(
@@ -107,6 +111,8 @@ def _load(file: Path, stream: BinaryIO) -> tuple[dict[str, object], int, int]:
         header = json.loads(stream.read(length), object_pairs_hook=no_duplicates)
     except ValueError as error:
         raise CheckpointError(f"{file}: header is not valid JSON: {error}", _HINT) from error
+    except RecursionError as error:
+        raise CheckpointError(f"{file}: header is nested too deeply", _HINT) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: header is not a JSON object", _HINT)
     return header, 8 + length, size
@@ -117,8 +123,8 @@ def _entry(file: Path, name: str, entry: object, data_start: int) -> tuple[str, 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} has a malformed header entry", _HINT)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPE_BYTES:
-        raise CheckpointError(f"{where} has the unknown dtype {dtype!r}", _HINT)
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise CheckpointError(f"{where} has the unknown dtype {brief(dtype)}", _HINT)
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{where} has a malformed shape or offset", _HINT)
     spec = TensorSpec(tuple(shape), dtype)
@@ -133,6 +139,8 @@ def _entry(file: Path, name: str, entry: object, data_start: int) -> tuple[str, 
 
 
 def _are_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
+    if not isinstance(value, list) or len(value) > _MOST_AXES:
+        return False
+    return all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < _SIZE_LIMIT for n in value
     )

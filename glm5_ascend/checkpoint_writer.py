@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from glm5_ascend.checkpoint_header import tensor_bytes
 from glm5_ascend.checkpoint_inventory import TensorSpec
+from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import CheckpointError, DoesNotFit
 
 Chunk = bytes | bytearray | memoryview
@@ -77,7 +78,7 @@ def require_free_space(directory: Path, nbytes: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < nbytes:
         raise DoesNotFit(
-            f"{directory} needs {nbytes / 1e9:,.2f} GB; {existing} has {free / 1e9:,.2f} GB free",
+            f"{directory} needs {format_bytes(nbytes)}; {existing} has {format_bytes(free)} free",
             "free some space or choose a destination on a larger disk",
         )
 

@@ -12,11 +12,17 @@ from pathlib import Path
 from glm5_ascend.config_family import check_computation, refuse_other_models
 from glm5_ascend.config_fields import Fields
 from glm5_ascend.config_schedule import FULL, SHARED, Fp8Blocks, read_fp8, read_indexer_types
+from glm5_ascend.errors import brief
+from glm5_ascend.files import refuse_unfinished
 from glm5_ascend.json_file import read_json_object
 
 __all__ = ["Fp8Blocks", "Glm5Config", "read_json_object"]
 
 _DTYPES = ("bfloat16", "float32")
+# Far above every release (78 layers, 256 experts), and still a list of names that fits in memory.
+_MOST_LAYERS = 1024
+_MOST_EXPERTS = 4096
+_MOST_EXPERTS_OF_ALL_LAYERS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Glm5Config:
     @classmethod
     def from_dir(cls, path: Path) -> Glm5Config:
         """Read ``path/config.json``; raises ``ConfigError`` as :meth:`from_dict`."""
+        refuse_unfinished(Path(path))
         file = Path(path) / "config.json"
         return cls.from_dict(read_json_object(file), source=str(file))
 
@@ -112,18 +119,20 @@ class Glm5Config:
 
 def _read(fields: Fields) -> Glm5Config:
     number = fields.integer
-    layers, vocab = number("num_hidden_layers"), number("vocab_size")
+    layers, vocab = number("num_hidden_layers", high=_MOST_LAYERS), number("vocab_size")
     pad = fields.token_ids("pad_token_id", vocab)
     dtype = fields.get("dtype") or fields.get("torch_dtype") or "bfloat16"
     if dtype not in _DTYPES:
-        fields.fail(f"`dtype` is {dtype!r}; GLM-5 is read as {' or '.join(_DTYPES)}")
+        fields.fail(f"`dtype` is {brief(dtype)}; GLM-5 is read as {' or '.join(_DTYPES)}")
     return Glm5Config(
         vocab_size=vocab,
         hidden_size=number("hidden_size"),
         intermediate_size=number("intermediate_size"),
         moe_intermediate_size=number("moe_intermediate_size"),
         num_hidden_layers=layers,
-        num_nextn_predict_layers=number("num_nextn_predict_layers", low=0, default=0),
+        num_nextn_predict_layers=number(
+            "num_nextn_predict_layers", low=0, high=_MOST_LAYERS, default=0
+        ),
         first_k_dense_replace=number("first_k_dense_replace", low=0),
         num_attention_heads=number("num_attention_heads"),
         q_lora_rank=number("q_lora_rank"),
@@ -136,7 +145,7 @@ def _read(fields: Fields) -> Glm5Config:
         index_topk=number("index_topk"),
         index_share_for_mtp_iteration=fields.flag("index_share_for_mtp_iteration", default=False),
         indexer_types=read_indexer_types(fields, layers),
-        n_routed_experts=number("n_routed_experts"),
+        n_routed_experts=number("n_routed_experts", high=_MOST_EXPERTS),
         num_experts_per_tok=number("num_experts_per_tok"),
         n_shared_experts=number("n_shared_experts"),
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
@@ -185,6 +194,11 @@ def _check_together(fields: Fields, config: Glm5Config) -> None:
         fields.fail("`index_head_dim` must not be smaller than `qk_rope_head_dim`")
     if config.num_experts_per_tok > config.n_routed_experts:
         fields.fail("`num_experts_per_tok` must not exceed `n_routed_experts`")
+    if config.layer_count * config.n_routed_experts > _MOST_EXPERTS_OF_ALL_LAYERS:
+        fields.fail(
+            f"`n_routed_experts` ({config.n_routed_experts}) in {config.layer_count} layers are"
+            f" more than {_MOST_EXPERTS_OF_ALL_LAYERS} experts"
+        )
     if config.first_k_dense_replace > config.num_hidden_layers:
         fields.fail("`first_k_dense_replace` must not exceed `num_hidden_layers`")
     kinds = fields.strings("mlp_layer_types")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from glm5_ascend.config_fields import Fields
+from glm5_ascend.errors import brief
 
 MODEL_TYPE = "glm_moe_dsa"
+ARCHITECTURE = "GlmMoeDsaForCausalLM"
 
 _OTHER_MODELS = {
     "glm5_next": "GLM-5.3-Flash (linear attention, mHC and a vision tower), not the GLM-5 family",
@@ -84,10 +86,17 @@ def refuse_other_models(fields: Fields) -> None:
     if kind is None:
         fields.fail("missing key `model_type`", "this is not a Hugging Face model configuration")
     if kind != MODEL_TYPE:
-        what = _OTHER_MODELS.get(str(kind).removesuffix("_text"), "another model family")
+        name = kind if isinstance(kind, str) else brief(kind)
+        what = _OTHER_MODELS.get(name.removesuffix("_text"), "another model family")
         fields.fail(
-            f"model_type `{kind}` is {what}",
+            f"model_type `{name}` is {what}",
             f"this tool reads GLM-5, 5.1, 5.2 and 5.3 (model_type {MODEL_TYPE})",
+        )
+    names = fields.get("architectures")
+    if names is not None and names != [ARCHITECTURE]:
+        fields.fail(
+            f"`architectures` is {brief(names)}; GLM-5 has {[ARCHITECTURE]!r}",
+            "an engine picks the model by this key; restore the value of the release",
         )
     if fields.get("auto_map") is not None:
         fields.fail(

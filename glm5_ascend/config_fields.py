@@ -7,9 +7,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NoReturn, TypeVar
 
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import ConfigError, brief
 
 _T = TypeVar("_T", int, float)
+# Of 32-bit signed numbers, which engines use for sizes.
+_HIGHEST = 2**31 - 1
 _RELEASE_HINT = "compare the file with the config.json of the GLM-5 release it comes from"
 
 
@@ -36,15 +38,19 @@ class Fields:
         """The value as parsed, None where the key is absent or null."""
         return self._raw.get(key)
 
-    def integer(self, key: str, *, low: int = 1, default: int | None = None) -> int:
-        """An integer of at least ``low``; absent is an error unless there is a default."""
+    def integer(
+        self, key: str, *, low: int = 1, high: int = _HIGHEST, default: int | None = None
+    ) -> int:
+        """An integer of ``low`` to ``high``; absent is an error unless there is a default."""
         value = self._raw.get(key)
         if value is None:
             return self._default(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            self.fail(f"`{key}` must be an integer, got {value!r}")
+            self.fail(f"`{key}` must be an integer, got {brief(value)}")
         if value < low:
-            self.fail(f"`{key}` must be at least {low}, got {value}")
+            self.fail(f"`{key}` must be at least {low}, got {brief(value)}")
+        if value > high:
+            self.fail(f"`{key}` must be at most {high}, got {brief(value)}")
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
@@ -53,10 +59,14 @@ class Fields:
         if value is None:
             return self._default(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            self.fail(f"`{key}` must be a number, got {value!r}")
-        if not math.isfinite(value) or value <= 0:
-            self.fail(f"`{key}` must be finite and positive, got {value}")
-        return float(value)
+            self.fail(f"`{key}` must be a number, got {brief(value)}")
+        try:
+            result = float(value)
+        except OverflowError:
+            result = math.inf
+        if not math.isfinite(result) or result <= 0:
+            self.fail(f"`{key}` must be finite and positive, got {brief(value)}")
+        return result
 
     def flag(self, key: str, *, default: bool) -> bool:
         """A boolean."""
@@ -64,7 +74,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.fail(f"`{key}` must be true or false, got {value!r}")
+            self.fail(f"`{key}` must be true or false, got {brief(value)}")
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
@@ -73,7 +83,9 @@ class Fields:
         ids = value if isinstance(value, list) else [] if value is None else [value]
         for item in ids:
             if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < vocab_size:
-                self.fail(f"`{key}` holds {item!r}, not a token id below vocab_size {vocab_size}")
+                self.fail(
+                    f"`{key}` holds {brief(item)}, not a token id below vocab_size {vocab_size}"
+                )
         return tuple(ids)
 
     def strings(self, key: str) -> tuple[str, ...] | None:
@@ -92,14 +104,15 @@ class Fields:
             value != only or isinstance(value, bool) != isinstance(only, bool)
         ):
             self.fail(
-                f"`{key}` is {value!r}; every GLM-5 release has {only!r}, nothing else is built"
+                f"`{key}` is {brief(value)}; every GLM-5 release has {only!r},"
+                " nothing else is built"
             )
 
     def nested(self, key: str) -> Fields:
         """A JSON object below ``key``."""
         value = self._raw.get(key)
         if not isinstance(value, Mapping):
-            self.fail(f"`{key}` must be an object, got {value!r}")
+            self.fail(f"`{key}` must be an object, got {brief(value)}")
         return Fields(value, f"{self.source}: {key}")
 
     def refuse_unknown(self, known: Collection[str]) -> None:
@@ -107,7 +120,7 @@ class Fields:
         for key in self._raw:
             if key in known or key.startswith("_"):
                 continue
-            close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
+            close = difflib.get_close_matches(key[:80], sorted(known), n=1, cutoff=0.8)
             meant = f"; did you mean `{close[0]}`?" if close else ""
             self.fail(
                 f"unknown key `{key}`{meant}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glm5_ascend.config_fields import Fields
+from glm5_ascend.errors import brief
 
 FULL, SHARED = "full", "shared"
 _LETTERS = {"F": FULL, "S": SHARED, FULL: FULL, SHARED: SHARED}
@@ -74,12 +75,14 @@ def read_indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 def _expand(fields: Fields, key: str, value: object, layers: int) -> tuple[str, ...]:
     if not isinstance(value, str | list | tuple):
-        fields.fail(f"`{key}` must be a string or a list, got {value!r}")
+        fields.fail(f"`{key}` must be a string or a list, got {brief(value)}")
     if len(value) != layers:
         fields.fail(f"`{key}` has {len(value)} entries for {layers} layers")
     for layer, item in enumerate(value):
-        if item not in _LETTERS:
-            fields.fail(f"`{key}` has {item!r} at layer {layer}; known are full (F) and shared (S)")
+        if not isinstance(item, str) or item not in _LETTERS:
+            fields.fail(
+                f"`{key}` has {brief(item)} at layer {layer}; known are full (F) and shared (S)"
+            )
     return tuple(_LETTERS[item] for item in value)
 
 
@@ -105,7 +108,7 @@ def read_fp8(fields: Fields) -> Fp8Blocks | None:
         return None
     if method != "fp8":
         quant.fail(
-            f"quantisation method {method!r} is not read here",
+            f"quantisation method {brief(method)} is not read here",
             "start from the BF16 release or from the FP8 release of zai-org",
         )
     quant.refuse_unknown(_FP8_KEYS)
@@ -117,6 +120,6 @@ def read_fp8(fields: Fields) -> Fp8Blocks | None:
         or len(block) != 2
         or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block)
     ):
-        quant.fail(f"`weight_block_size` must be two positive integers, got {block!r}")
+        quant.fail(f"`weight_block_size` must be two positive integers, got {brief(block)}")
     keep = quant.strings("modules_to_not_convert") or ()
     return Fp8Blocks((block[0], block[1]), frozenset(n.replace(_ALIAS, _ALIASED) for n in keep))
