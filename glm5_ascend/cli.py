@@ -5,6 +5,8 @@ Nothing heavy is imported here, so that ``--help`` and ``--version`` are immedia
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,8 +17,20 @@ from glm5_ascend import __version__, console
 from glm5_ascend.env import OP_BACKENDS
 from glm5_ascend.errors import ExitCode, Glm5Error
 from glm5_ascend.exit_codes import help_epilog
+from glm5_ascend.streams import guard_standard_streams
 
-_DIRECTORY = click.Path(path_type=Path)
+
+class _PathType(click.Path):
+    """A path as written; whether it can be read is for the command to find out and to explain."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse the empty path, which would mean the current directory."""
+        if str(value) == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_DIRECTORY = _PathType(path_type=Path, readable=False)
 
 
 class Glm5Group(click.Group):
@@ -37,9 +51,18 @@ class Glm5Group(click.Group):
         except click.ClickException as error:
             console.report_lines(_voice(error.format_message()), "")
             code = error.exit_code
-        except click.Abort:
+        except (click.Abort, KeyboardInterrupt):
             console.note("interrupted")
             code = ExitCode.INTERRUPTED
+        except OSError as error:
+            # A file or directory of the user's that the work could not use.
+            if error.filename is None:
+                raise
+            console.report_lines(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
+                "check that it exists, and that you may read it (write it, if it is an output)",
+            )
+            code = ExitCode.INPUT
         sys.exit(int(code or 0))
 
 
@@ -139,6 +162,8 @@ def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str
     Example:
       glm5-ascend serve GLM-5.2-w4a8 --port 8000 --max-model-len 4096
     """
+    if not model:
+        raise click.UsageError("MODEL is empty")
     if model.startswith("-"):
         raise click.UsageError(f"give MODEL before the flags of vLLM, not {model!r} first")
     from glm5_ascend.deploy.serve import run
@@ -158,4 +183,9 @@ def demo(keep: Path | None, as_json: bool) -> int:
 
 def main() -> NoReturn:
     """Entry point of the ``glm5-ascend`` script."""
-    cli.main(prog_name="glm5-ascend")
+    guard_standard_streams()
+    try:
+        cli.main(prog_name="glm5-ascend")
+    finally:
+        # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

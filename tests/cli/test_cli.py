@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from glm5_ascend.errors import (
     Unhealthy,
 )
 from glm5_ascend.exit_codes import MEANINGS
-from tests.core import micro
 
 
 def run(*args: str) -> Result:
@@ -69,6 +66,9 @@ USAGE = {
         "exclude each other",
         "quantize --help",
     ),
+    "empty path": (["inspect", ""], "the path is empty", "glm5-ascend inspect --help"),
+    "empty source": (["quantize", "", "b", "--scheme", "w8a8"], "the path is empty", "--help"),
+    "empty model": (["serve", ""], "MODEL is empty", "glm5-ascend serve --help"),
     "flag before the model": (["serve", "--port", "1", "m"], "give MODEL before", "serve --help"),
 }
 
@@ -121,6 +121,17 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(run("inspect", "x").exception, ZeroDivisionError)
 
 
+SLOW_INSPECT = """
+from glm5_ascend import inspection
+from glm5_ascend.cli import main
+
+def inspect(directory):
+    print("inside", flush=True)
+    time.sleep(60)
+
+inspection.inspect_checkpoint = inspect
+main()
+"""
 PLAIN = [sys.executable, "-m", "glm5_ascend"]
 
 
@@ -135,23 +146,16 @@ def test_exit_code_and_streams_of_the_real_process(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_of_the_real_process(tmp_path: Path) -> None:
-    # Opening a FIFO for reading blocks, so the process is certainly inside the command.
-    os.mkfifo(tmp_path / "config.json")
-    micro.save(tmp_path / "x.safetensors", {})
     started = subprocess.Popen(
-        [*PLAIN, "inspect", str(tmp_path)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW_INSPECT, "inspect", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            writer = os.open(tmp_path / "config.json", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            time.sleep(0.05)
-        else:
-            break
+    assert started.stdout is not None
+    assert started.stdout.readline() == "inside\n"
     started.send_signal(signal.SIGINT)
     _, stderr = started.communicate(timeout=60)
-    os.close(writer)
     assert started.returncode == ExitCode.INTERRUPTED
     assert stderr.split() == ["interrupted"]
 
