@@ -8,10 +8,12 @@ import stat
 from pathlib import Path
 
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.console import format_bytes
 from glm5_ascend.deploy.command import KV_CACHE_BYTES
 from glm5_ascend.deploy.engine import Engine
-from glm5_ascend.deploy.vllm_args import VllmArgs
+from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import CheckpointError, ConfigError, DoesNotFit, PreflightError
+from glm5_ascend.files import file_size
 
 # Interpreter, torch and vLLM in two processes; about this much was measured without the cache.
 ENGINE_BYTES = 1 << 30
@@ -51,9 +53,10 @@ def check_port(host: str, port: int) -> None:
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise PreflightError(
-            f"--host {host} cannot be resolved: {error.strerror}", "use an address, e.g. 127.0.0.1"
+            f"--host {host} cannot be resolved: {reason}", "use an address, e.g. 127.0.0.1"
         ) from error
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -94,14 +97,14 @@ def check_memory(model: Path, args: VllmArgs, available: int | None) -> None:
     """
     if available is None:
         return
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    given = args.value("--kv-cache-memory-bytes", "")
-    cache = int(given) if given.isdigit() else KV_CACHE_BYTES
+    weights = sum(file_size(file) for file in model.glob("*.safetensors"))
+    given = whole_number(args.value("--kv-cache-memory-bytes", ""))
+    cache = KV_CACHE_BYTES if given is None else given
     needed = weights + cache + ENGINE_BYTES
     if needed > available:
         raise DoesNotFit(
-            f"serving {model} on CPU needs at least {needed / 1e9:.1f} GB of memory "
-            f"({weights / 1e9:.1f} GB of it weights), {available / 1e9:.1f} GB are available",
+            f"serving {model} on CPU needs at least {format_bytes(needed)} of memory "
+            f"({format_bytes(weights)} of it weights), {format_bytes(available)} are available",
             "use a smaller model or a machine with more memory; full-size GLM-5 needs NPUs",
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend import env
-from glm5_ascend.console import note
+from glm5_ascend.console import note, put
 from glm5_ascend.deploy import engine as engines
 from glm5_ascend.deploy.command import Launch, cpu_launch, npu_launch
 from glm5_ascend.deploy.engine import Engine, Facts
@@ -23,7 +23,7 @@ from glm5_ascend.deploy.supervise import (
     child_failed,
     wait_until_ready,
 )
-from glm5_ascend.deploy.vllm_args import VllmArgs
+from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import ExitCode, Glm5Error, PreflightError, Unhealthy
 
 GRACE_S = 10.0  # for the engine to end on its own
@@ -75,7 +75,7 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
     check_model(model, args, engine)
     launch = _plan(engine, facts, model, vllm_args, op_backend, os.environ)
     if dry_run:
-        print(launch.render())
+        put(launch.render())
         for problem in _problems(engine, facts, model, args):
             note(f"warning: would fail now: {problem.message} ({problem.hint})")
         return ExitCode.DONE
@@ -135,12 +135,13 @@ def _announce(engine: Engine, facts: Facts, launch: Launch) -> None:
 
 def _ready_timeout(environ: Mapping[str, str]) -> float:
     text = environ.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
-    if text and not text.isdigit():
+    number = whole_number(text)
+    if text and number is None:
         raise PreflightError(
             f"VLLM_ENGINE_READY_TIMEOUT_S={text} is not a number of seconds",
             "set it to a whole number, or unset it",
         )
-    return float(text) if text else READY_S
+    return READY_S if number is None else float(number)
 
 
 def _foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:

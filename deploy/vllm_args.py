@@ -28,6 +28,11 @@ _WORLD = (
 )
 
 
+def whole_number(text: str) -> int | None:
+    """A number in ASCII digits, as a program writes it; None for anything else."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
 @dataclass(frozen=True, slots=True)
 class VllmArgs:
     """Flags by their long, dashed name; of repeated flags the last value counts, as in vLLM."""
@@ -79,10 +84,10 @@ class VllmArgs:
     @property
     def port(self) -> int | None:
         """Port of the HTTP server; ``None`` when there is no TCP port or vLLM will refuse it."""
-        text = self.value("--port", "8000")
-        if self.has("--uds", "--headless", "--grpc") or not text.isdigit():
+        number = whole_number(self.value("--port", "8000"))
+        if self.has("--uds", "--headless", "--grpc") or number is None:
             return None
-        return int(text) if int(text) < 65536 else None
+        return number if number < 65536 else None
 
     @property
     def url(self) -> str | None:

@@ -16,7 +16,7 @@ from glm5_ascend.deploy.preflight import (
     free_port,
 )
 from glm5_ascend.deploy.vllm_args import VllmArgs
-from glm5_ascend.errors import ConfigError, DoesNotFit, ExitCode, PreflightError
+from glm5_ascend.errors import CheckpointError, ConfigError, DoesNotFit, ExitCode, PreflightError
 from tests.deploy.conftest import CONFIGS
 
 NONE = VllmArgs.parse([])
@@ -47,7 +47,7 @@ def test_memory(tmp_path: Path) -> None:
     needed = 5_000_000_000 + (256 << 20) + (1 << 30)
     check_memory(tmp_path, NONE, needed)
     check_memory(tmp_path, NONE, None)
-    with pytest.raises(DoesNotFit, match=r"at least 6\.3 GB .*5\.0 GB of it weights") as caught:
+    with pytest.raises(DoesNotFit, match=r"at least 6\.34 GB .*5\.00 GB of it weights") as caught:
         check_memory(tmp_path, NONE, needed - 1)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
     check_memory(tmp_path, VllmArgs.parse(["--kv-cache-memory-bytes=1024"]), needed - 1)
@@ -69,3 +69,29 @@ def test_free_port_is_free_and_unknown_host_is_named() -> None:
     check_port("127.0.0.1", free_port())
     with pytest.raises(PreflightError, match=r"--host no\.such\.invalid cannot be resolved"):
         check_port("no.such.invalid", 8123)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, ".", "a" * 70 + ".example"])
+def test_host_that_is_no_name(host: str) -> None:
+    with pytest.raises(PreflightError, match=f"--host {host} cannot be resolved"):
+        check_port(host, 8000)
+
+
+def test_dangling_link_among_the_weights(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "lost.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"cannot read .*lost\.safetensors: No such file"):
+        check_memory(tmp_path, NONE, 1 << 40)
+
+
+def test_unfinished_quantisation(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "quantize_journal.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="has not finished"):
+        check_model(tmp_path, NONE, Engine.NPU)
+
+
+def test_cache_size_in_other_digits_is_left_to_the_engine(tmp_path: Path) -> None:
+    for size in ("²", "٣", "1" * 400):
+        args = VllmArgs.parse(["--kv-cache-memory-bytes", size])
+        with pytest.raises(DoesNotFit, match=r"at least 1\.34 GB"):
+            check_memory(tmp_path, args, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.vllm_args import VllmArgs
+from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,10 @@ def test_config_file_counts_as_flags_and_the_command_line_wins(tmp_path: Path) -
 
 def test_unreadable_config_file_is_left_to_vllm(tmp_path: Path) -> None:
     assert VllmArgs.parse(["--config", str(tmp_path / "no.yaml")]).port == 8000
+
+
+@pytest.mark.parametrize("text", ["²", "٨٠٠٠", "8_0", " 80", "+80", "", "9" * 400, "65536"])
+def test_port_that_only_looks_like_a_number(text: str) -> None:
+    if text:
+        assert VllmArgs.parse(["--port", text]).port is None
+    assert whole_number(text) == (65536 if text == "65536" else None)
