@@ -109,7 +109,7 @@ def run(options: QuantizeOptions) -> Summary:
         with ready:
             resumed = len(journal.done)
             stream.write_weights(source, plan, journal, options.workers)
-            stream.finish(texts, journal)
+            stream.finish(source, texts, journal)
     except KeyboardInterrupt:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
         note(f"interrupted: {done}; the same command with --resume continues")

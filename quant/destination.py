@@ -12,11 +12,11 @@ from glm5_ascend.checkpoint import require_free_space
 from glm5_ascend.console import note, progress
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.files import names_in, refusals, sha256_of
+from glm5_ascend.quant.identity import require_same_job
 from glm5_ascend.quant.journal import (
     JOURNAL,
     Journal,
     owned_files,
-    require_same_job,
     resumable,
 )
 from glm5_ascend.quant.plan import Plan
@@ -47,7 +47,7 @@ def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) 
             held.enter_context(_locked(directory))
         found = resumable(directory) if resume else None
         if found is not None:
-            require_same_job(found, journal.job)
+            require_same_job(directory, found.job, journal.job)
             journal.done = {name: found.done[name] for name in _whole(found, plan)}
             obsolete = set()
         if obsolete:

@@ -7,28 +7,16 @@ costs that one file, which comes out the same again. The manifest replaces it at
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from glm5_ascend import __version__
-from glm5_ascend.checkpoint import CheckpointReader, write_text
+from glm5_ascend.checkpoint import write_text
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.quant.files import names_in, read_bytes, refusals
-from glm5_ascend.quant.folding import SEED
-from glm5_ascend.quant.plan import Plan
+from glm5_ascend.quant.files import names_in, read_bytes
 
 JOURNAL = "quantize_journal.json"
 MANIFEST = "quantize_manifest.json"
-_HEADER_LIMIT = 8
-_WORDS = {
-    "bytes": "its size",
-    "mtime_ns": "its modification time",
-    "header_sha256": "its header",
-}
 
 
 class DamagedRecord(CheckpointError):
@@ -76,36 +64,6 @@ class Journal:
         self.save()
 
 
-def describe_job(
-    reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes]
-) -> dict[str, object]:
-    """What must be equal for a job to be resumed: tool, choices, plan, source files.
-
-    A source file is known by size, modification time and the SHA-256 of its header: hashing all of
-    a large source would take as long as much of the work.
-
-    Args:
-        reader: the source checkpoint.
-        plan: what is made of it.
-        companions: content of the files that are copied.
-
-    Raises:
-        CheckpointError: a file of the source cannot be read.
-    """
-    config = read_bytes(reader.directory / "config.json", "make this file readable")
-    return {
-        "tool": f"glm5-ascend {__version__}",
-        "choices": asdict(plan.choices),
-        "seed": SEED if plan.choices.rotate else None,
-        "plan_sha256": plan.digest(),
-        "config_sha256": hashlib.sha256(config).hexdigest(),
-        "companions": {
-            name: hashlib.sha256(content).hexdigest() for name, content in companions.items()
-        },
-        "sources": {file.name: _identity(file) for file in reader.files()},
-    }
-
-
 def read_journal(directory: Path) -> Journal | None:
     """Return the journal of an unfinished job, None where there is none.
 
@@ -132,25 +90,6 @@ def resumable(directory: Path) -> Journal | None:
         return None
     written, weights = document.pop("written", None), document.pop("weights", None)
     return _parse(directory, MANIFEST, document, written, weights)
-
-
-def require_same_job(journal: Journal, job: Mapping[str, object]) -> None:
-    """Raise ``CheckpointError`` naming what differs from the job that wrote the directory."""
-    differences = [
-        text
-        for key, wanted in job.items()
-        if key != "plan_sha256" and journal.job.get(key) != wanted
-        for text in _differences(key, journal.job.get(key), wanted)
-    ]
-    if not differences and journal.job.get("plan_sha256") != job["plan_sha256"]:
-        differences = ["how tensors are cut into files"]
-    if differences:
-        raise CheckpointError(
-            f"{journal.directory} holds the work of a run that differs in {differences[0]}"
-            + (f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""),
-            "repeat the command with the same source and options (copies of a source need its"
-            " modification times: cp -p), or start anew with --overwrite",
-        )
 
 
 def write_manifest(journal: Journal) -> None:
@@ -204,41 +143,3 @@ def _parse(directory: Path, file: str, job: object, files: object, done: object)
             case _:
                 raise DamagedRecord(directory / file, f"its entry of {name} is malformed")
     return Journal(directory, job, [str(name) for name in files], records)
-
-
-def _identity(file: Path) -> dict[str, object]:
-    with refusals(f"read {file}", "make this file readable"), open(file, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        prefix = stream.read(_HEADER_LIMIT)
-        header = prefix + stream.read(int.from_bytes(prefix, "little"))
-    return {
-        "bytes": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "header_sha256": hashlib.sha256(header).hexdigest(),
-    }
-
-
-def _differences(key: str, found: object, wanted: object) -> Iterator[str]:
-    """Name what differs, in words that say where to look."""
-    if key == "config_sha256":
-        yield "the source's config.json"
-    elif not isinstance(found, dict) or not isinstance(wanted, dict):
-        yield f"{key} ({found}, now {wanted})"
-    elif key == "choices":
-        changed = [name for name in wanted if found.get(name) != wanted[name]]
-        yield ", ".join(f"{name} ({found.get(name)}, now {wanted[name]})" for name in changed)
-    else:
-        for name in sorted(found.keys() | wanted.keys()):
-            if found.get(name) != wanted.get(name):
-                yield f"the source's file {name}: {_change(found.get(name), wanted.get(name))}"
-
-
-def _change(found: object, wanted: object) -> str:
-    if found is None:
-        return "it is new"
-    if wanted is None:
-        return "it is gone"
-    if not isinstance(found, dict) or not isinstance(wanted, dict):
-        return "its content changed"
-    changed = [key for key in _WORDS if found.get(key) != wanted.get(key)]
-    return " and ".join(_WORDS[key] for key in changed) + " changed"

@@ -14,7 +14,8 @@ from glm5_ascend.console import note, progress
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
 from glm5_ascend.quant.files import names_in, refusals, write_bytes
-from glm5_ascend.quant.journal import JOURNAL, Journal, describe_job, write_manifest
+from glm5_ascend.quant.identity import describe_job, require_unchanged
+from glm5_ascend.quant.journal import JOURNAL, Journal, write_manifest
 from glm5_ascend.quant.plan import Plan, make_plan
 from glm5_ascend.quant.recipe import Choices
 from glm5_ascend.quant.rotation import rotations
@@ -65,8 +66,13 @@ def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> N
         )
 
 
-def finish(texts: Mapping[str, bytes], journal: Journal) -> None:
-    """Write everything that makes the directory a checkpoint, then drop the journal."""
+def finish(source: Path, texts: Mapping[str, bytes], journal: Journal) -> None:
+    """Write everything that makes the directory a checkpoint, then drop the journal.
+
+    Raises:
+        CheckpointError: the source changed since the run began; nothing is written then.
+    """
+    require_unchanged(source, journal.job)
     for name, content in texts.items():
         write_bytes(journal.directory / name, content)
     write_manifest(journal)

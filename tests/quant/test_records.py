@@ -7,10 +7,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from glm5_ascend.quant import work, workers
 from glm5_ascend.quant.journal import JOURNAL, MANIFEST
 from tests.quant.conftest import contents, json_of, quantize
 from tests.quant.test_refusals import FIRST, assert_refused, edit_config, invoke
@@ -154,3 +156,24 @@ def test_a_damaged_manifest_is_replaced_by_overwrite(own: Path, finished: Path) 
     assert_refused(invoke(own, finished, *SCHEME), 1, "not empty")
     assert invoke(own, finished, *SCHEME, "--overwrite").exit_code == 0
     assert contents(finished) == before
+
+
+def test_a_source_that_changes_during_the_run(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half old, half new weights never become a checkpoint."""
+    write = work.write_file
+
+    def write_and_touch(*arguments: Any) -> Any:
+        os.utime(own / FIRST)
+        return write(*arguments)
+
+    monkeypatch.setattr(workers, "write_file", write_and_touch)
+    result = invoke(own, tmp_path / "out", *SCHEME)
+    assert_refused(result, 1, "changed during the run", FIRST)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert JOURNAL in names
+    assert not names & {"config.json", MANIFEST}
+    monkeypatch.undo()
+    assert_refused(invoke(own, tmp_path / "out", *SCHEME, "--resume"), 1, FIRST)
+    assert invoke(own, tmp_path / "out", *SCHEME, "--overwrite").exit_code == 0

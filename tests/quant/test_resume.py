@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import CheckpointError, ChildFailed
-from glm5_ascend.quant import work
+from glm5_ascend.quant import work, workers
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.journal import JOURNAL, MANIFEST
+from glm5_ascend.quant.recipe import Choices
+from glm5_ascend.quant.stream import prepare
 from tests.quant import killed_runs
 from tests.quant.conftest import contents, json_of
 from tests.quant.killed_runs import SHARD_BYTES
@@ -217,6 +219,17 @@ def test_a_worker_killed_by_the_system(
     assert not active_children()
     run(options(source, destination, resume=True))
     assert contents(destination) == contents(reference)
+
+
+def test_workers_killed_before_their_first_file(source: Path, tmp_path: Path) -> None:
+    plan, _, _ = prepare(source, Choices("w4a8", True, "bfloat16", "w8"), SHARD_BYTES)
+    job = workers.Job(source, tmp_path, rotate=True)
+    pool = workers._Pool(job, plan.shards, 2, lambda nbytes: None, lambda shard, record: None)
+    for process in active_children():
+        process.kill()
+        process.join()
+    with pytest.raises(ChildFailed, match="SIGKILL"):
+        pool.run()
 
 
 def wait_for_files(directory: Path, process: subprocess.Popen[str]) -> None:
