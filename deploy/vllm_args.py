@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend.files import open_regular
+
 # Short forms of the flags looked at here.
 _SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -105,7 +107,8 @@ def _config_keys(path: Path) -> dict[str, str]:
     vLLM turns each key into a flag. A missing or malformed file is left for vLLM to report.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as stream:
+            text = stream.read().decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return {}
     values: dict[str, str] = {}

@@ -33,8 +33,22 @@ class _PathType(click.Path):
 _DIRECTORY = _PathType(path_type=Path, readable=False)
 
 
+class Glm5Command(click.Command):
+    """A command whose usage errors know it, so that the hint names its own help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; click's parser raises some errors without a context."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 class Glm5Group(click.Group):
     """A click group that reports every expected failure as ``error:`` and ``hint:`` lines."""
+
+    command_class = Glm5Command
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run and exit; unexpected exceptions keep their traceback."""

@@ -66,6 +66,7 @@ USAGE = {
         "exclude each other",
         "quantize --help",
     ),
+    "option without value": (["demo", "--keep"], "requires an argument", "glm5-ascend demo --help"),
     "empty path": (["inspect", ""], "the path is empty", "glm5-ascend inspect --help"),
     "empty source": (["quantize", "", "b", "--scheme", "w8a8"], "the path is empty", "--help"),
     "empty model": (["serve", ""], "MODEL is empty", "glm5-ascend serve --help"),

@@ -215,6 +215,7 @@ def test_bad_environment_variables(checkpoint: Path) -> None:
     code, message, _ = failure(SOUND, str(checkpoint), VLLM_ENGINE_READY_TIMEOUT_S="soon")
     assert code == 5
     assert message == "VLLM_ENGINE_READY_TIMEOUT_S=soon is not a number of seconds"
+    assert failure(SOUND, str(checkpoint), VLLM_ENGINE_READY_TIMEOUT_S="²")[0] == 5
     assert failure(SOUND, str(checkpoint), GLM5_ASCEND_OP_BACKEND="gpu")[0] == 1
     assert failure(SOUND, str(checkpoint), VLLM_TARGET_DEVICE="cpu")[0] == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,8 @@ def test_port_that_only_looks_like_a_number(text: str) -> None:
     if text:
         assert VllmArgs.parse(["--port", text]).port is None
     assert whole_number(text) == (65536 if text == "65536" else None)
+
+
+def test_config_that_is_a_pipe_is_left_to_vllm(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.yaml")
+    assert VllmArgs.parse(["--config", str(tmp_path / "c.yaml")]).port == 8000
