@@ -57,9 +57,10 @@ def check_ascend_inventory(
             f"{reader.directory / 'config.json'} still declares FP8 weights beside {description}",
             "remove quantization_config: an engine would take the int8 weights for FP8",
         )
-    schemes = _schemes(config, description)
+    model = _model_tensors(config)
+    schemes = _schemes(model, description)
     _check_fused(schemes, description)
-    expected = _expected(config, reader, description, schemes)
+    expected = _expected(model, reader, description, schemes)
     described = set(expected) - {ROTATION}
     for name in expected:
         if name in described and name not in description.tensors:
@@ -75,9 +76,9 @@ def check_ascend_inventory(
     return schemes
 
 
-def _schemes(config: Glm5Config, description: DescriptionFile) -> dict[str, str]:
+def _schemes(model: Mapping[str, TensorSpec], description: DescriptionFile) -> dict[str, str]:
     schemes: dict[str, str] = {}
-    for name in _model_tensors(config):
+    for name in model:
         scheme = description.tensors.get(name)
         if scheme is None:
             raise CheckpointError(f"{description} does not describe tensor {name}", _HINT)
@@ -122,13 +123,13 @@ def _check_fused(schemes: Mapping[str, str], description: DescriptionFile) -> No
 
 
 def _expected(
-    config: Glm5Config,
+    model: Mapping[str, TensorSpec],
     reader: CheckpointReader,
     description: DescriptionFile,
     schemes: Mapping[str, str],
 ) -> dict[str, TensorSpec]:
     expected: dict[str, TensorSpec] = {}
-    for name, spec in _model_tensors(config).items():
+    for name, spec in model.items():
         scheme = schemes[name]
         tensors = required_tensors(name, spec, scheme)
         for extra, extra_spec in optional_tensors(name, spec, scheme).items():
@@ -148,8 +149,8 @@ def _expected(
         if name in reader and reader.spec(name).shape == ():
             expected[name] = TensorSpec((), expected[name].dtype)
     if description.rotated:
-        size = config.hidden_size
-        expected[ROTATION] = TensorSpec((size, size), expected["model.norm.weight"].dtype)
+        norm = model["model.norm.weight"]
+        expected[ROTATION] = TensorSpec(norm.shape * 2, norm.dtype)
     return expected
 
 
