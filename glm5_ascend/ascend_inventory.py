@@ -145,9 +145,14 @@ def _expected(
                 )
         expected |= tensors
     for name in list(_scalars(expected)):
-        # One number may be stored without an axis; the engine takes both.
-        if name in reader and reader.spec(name).shape == ():
-            expected[name] = TensorSpec((), expected[name].dtype)
+        # One number may be stored without an axis, and the offset as the float that other tools
+        # write; the engine converts both.
+        if name in reader:
+            stored = reader.spec(name)
+            integer = expected[name].dtype == "I8" and stored.dtype != "F32"
+            expected[name] = TensorSpec(
+                () if stored.shape == () else (1,), expected[name].dtype if integer else "BF16"
+            )
     if description.rotated:
         norm = model["model.norm.weight"]
         expected[ROTATION] = TensorSpec(norm.shape * 2, norm.dtype)
