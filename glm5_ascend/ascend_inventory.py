@@ -148,10 +148,10 @@ def _expected(
         # One number may be stored without an axis, and the offset as the float that other tools
         # write; the engine converts both.
         if name in reader:
-            stored = reader.spec(name)
-            integer = expected[name].dtype == "I8" and stored.dtype != "F32"
+            held = reader.spec(name)
+            integer = expected[name].dtype == "I8" and held.dtype != "F32"
             expected[name] = TensorSpec(
-                () if stored.shape == () else (1,), expected[name].dtype if integer else "BF16"
+                () if held.shape == () else (1,), "I8" if integer else "BF16"
             )
     if description.rotated:
         norm = model["model.norm.weight"]

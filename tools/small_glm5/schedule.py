@@ -35,7 +35,6 @@ PHASES: tuple[Phase, ...] = (
     Phase("sparse", 100, 8, 512, True, (), lr=0.15),
     Phase("warmup", 140, 8, 512, False, (2,), lr=0.5, last_weight=4.0),
     Phase("sparse", 110, 8, 512, True, (), lr=0.12),
-    Phase("joint", 400, 8, 512, True, (2,), lr=0.3, last_weight=2.0),
 )
 HORIZON = 2770  # main steps over which the global rate decays
 SMOKE: tuple[Phase, ...] = (
