@@ -71,7 +71,7 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
     facts = engines.detect()
     engine = engines.choose(facts)
     args = VllmArgs.parse(vllm_args)
-    engines.check_backend(engine, op_backend)
+    engines.check_backend(engine, _backend(op_backend, os.environ))
     check_model(model, args, engine)
     launch = _plan(engine, facts, model, vllm_args, op_backend, os.environ)
     if dry_run:
@@ -87,6 +87,11 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
         sys.stderr.flush()
         os.execve(launch.head[0], launch.command, {**os.environ, **launch.environ})
     return _foreground(launch, args, timeout_s)
+
+
+def _backend(asked: str, environ: Mapping[str, str]) -> str:
+    """The operator backend that the flag or, without it, the environment asks for."""
+    return asked if asked != "auto" else environ.get("GLM5_ASCEND_OP_BACKEND") or "auto"
 
 
 def _plan(
@@ -202,7 +207,7 @@ def running_server(
     engine = engines.choose(facts)
     args = VllmArgs.parse(user)
     merged = {**os.environ, **(environ or {})}
-    engines.check_backend(engine, op_backend)
+    engines.check_backend(engine, _backend(op_backend, merged))
     engines.check(engine, facts, merged)
     check_all(model, args, engine)
     launch = _plan(engine, facts, model, user, op_backend, merged)

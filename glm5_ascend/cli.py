@@ -66,6 +66,8 @@ class Glm5Group(click.Group):
             console.report_lines(_voice(error.format_message()), "")
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
+            # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             console.note("interrupted")
             code = ExitCode.INTERRUPTED
         except OSError as error:
@@ -114,9 +116,14 @@ def cli() -> None:
     help="Type of the tensors that stay float.",
 )
 @click.option(
-    "--mtp", type=click.Choice(["w8", "float"]), default="w8", help="Scheme of the MTP layer."
+    "--mtp",
+    type=click.Choice(["w8", "float"]),
+    default="w8",
+    help="Scheme of the MTP layer, which drafts tokens for speculative decoding.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Parallel workers.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, help="Processes that share the work."
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -171,6 +178,10 @@ def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str
 
     Runs vllm-ascend where there is an NPU, otherwise vLLM on this CPU through the plugin of this
     project. Every flag that is not listed below goes to vLLM verbatim; after `--`, all of them do.
+
+    On an NPU nothing is added. On a CPU these are, where you do not give them: --host 127.0.0.1,
+    the directory's name as model name, tool calls and reasoning on, eager mode, 256 MiB of cache.
+    --dry-run prints everything.
 
     \b
     Example:

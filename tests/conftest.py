@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 # Set before any test module imports torch: spinning threads slow a busy machine down severalfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background job starts with SIGINT ignored, and so would every process started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -123,6 +123,8 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
 
 
 SLOW_INSPECT = """
+import time
+
 from glm5_ascend import inspection
 from glm5_ascend.cli import main
 

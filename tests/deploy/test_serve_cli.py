@@ -230,6 +230,8 @@ def test_op_backend_that_no_cpu_runs(checkpoint: Path) -> None:
     code, message, hint = failure(SOUND, str(checkpoint), "--op-backend=triton", "--dry-run")
     assert (code, message) == (5, "operator backend triton does not run in the CPU engine")
     assert "reference" in hint
+    variable = {"GLM5_ASCEND_OP_BACKEND": "triton"}
+    assert failure(SOUND, str(checkpoint), "--dry-run", **variable) == (code, message, hint)
 
 
 def test_ctrl_c_ends_every_process(checkpoint: Path) -> None:
