@@ -49,6 +49,7 @@ class Glm5Group(click.Group):
     """A click group that reports every expected failure as ``error:`` and ``hint:`` lines."""
 
     command_class = Glm5Command
+    owns_process = False
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run and exit; unexpected exceptions keep their traceback."""
@@ -66,8 +67,9 @@ class Glm5Group(click.Group):
             console.report_lines(_voice(error.format_message()), "")
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
-            # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if self.owns_process:
+                # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             console.note("interrupted")
             code = ExitCode.INTERRUPTED
         except OSError as error:
@@ -209,8 +211,8 @@ def demo(keep: Path | None, as_json: bool) -> int:
 def main() -> NoReturn:
     """Entry point of the ``glm5-ascend`` script."""
     guard_standard_streams()
+    cli.owns_process = True
     try:
         cli.main(prog_name="glm5-ascend")
     finally:
-        # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
