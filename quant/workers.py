@@ -80,6 +80,7 @@ class _Pool:
     def __init__(
         self, job: Job, shards: Sequence[Shard], count: int, advance: Advance, finished: Finished
     ) -> None:
+        self._destination = job.destination
         self._pending = list(reversed(shards))
         self._advance, self._finished = advance, finished
         self._workers: dict[Connection, BaseProcess] = {}
@@ -143,6 +144,9 @@ class _Pool:
                 process.terminate()
         for process in self._workers.values():
             process.join()
+        for shard in self._busy.values():
+            # What a stopped worker was writing; the file itself appears by rename only.
+            (self._destination / f".{shard.file}.part").unlink(missing_ok=True)
 
 
 def _serve(connection: Connection, job: Job) -> None:
