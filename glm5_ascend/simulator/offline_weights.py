@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config, read_json_object
+from glm5_ascend.description_file import DESCRIPTION_FILE
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.simulator.offline_linear import (
     FLOAT,
@@ -29,8 +30,6 @@ from glm5_ascend.simulator.offline_linear import (
     Linear,
     StaticLinear,
 )
-
-DESCRIPTION_FILE = "quant_model_description.json"
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
