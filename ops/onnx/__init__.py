@@ -1,0 +1,1 @@
+"""Operators and one decoder layer as ONNX functions."""

@@ -1,0 +1,1 @@
+"""Conformance suite of the operators, run on the machine of the user."""
