@@ -62,9 +62,23 @@ def write_shard(
     _write(path, body)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a small file with the same all-or-nothing discipline.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+        DoesNotFit: the disk is full.
+    """
+
+    def body(stream: BinaryIO) -> None:
+        stream.write(data)
+
+    _write(path, body)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file with the same all-or-nothing discipline."""
-    _write(path, lambda stream: _write_bytes(stream, text.encode("utf-8")))
+    """:func:`write_bytes` of a text in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def require_free_space(directory: Path, nbytes: int) -> None:
@@ -81,10 +95,6 @@ def require_free_space(directory: Path, nbytes: int) -> None:
             f"{directory} needs {format_bytes(nbytes)}; {existing} has {format_bytes(free)} free",
             "free some space or choose a destination on a larger disk",
         )
-
-
-def _write_bytes(stream: BinaryIO, data: bytes) -> None:
-    stream.write(data)
 
 
 def _header(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:

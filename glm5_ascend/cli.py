@@ -66,11 +66,13 @@ class Glm5Group(click.Group):
         except click.ClickException as error:
             console.report_lines(_voice(error.format_message()), "")
             code = error.exit_code
-        except (click.Abort, KeyboardInterrupt):
+        except (click.Abort, KeyboardInterrupt) as error:
             if self.owns_process:
                 # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-            console.note("interrupted")
+            # Click raises Abort from the KeyboardInterrupt, which may say what is done.
+            state = str(error.__cause__ or error)
+            console.note(f"interrupted: {state}" if state else "interrupted")
             code = ExitCode.INTERRUPTED
         except OSError as error:
             # A file or directory of the user's that the work could not use.

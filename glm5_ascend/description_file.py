@@ -8,7 +8,6 @@ from pathlib import Path
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.json_file import read_json_object
 
-DESCRIPTION_FILE = "quant_model_description.json"
 _AGAIN = "copy the file again, or quantise the checkpoint again"
 # Per-layer switch of the int8 indexer cache: a setting under the name of a module.
 _SETTING_SUFFIX = ".indexer.quant_type"

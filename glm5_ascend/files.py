@@ -12,6 +12,8 @@ from glm5_ascend.errors import CheckpointError
 
 # The journal of glm5_ascend.quant, which stays until a quantisation is finished.
 JOURNAL_FILE = "quantize_journal.json"
+# What vllm-ascend reads to learn the scheme of every tensor.
+DESCRIPTION_FILE = "quant_model_description.json"
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -10,8 +10,8 @@ from glm5_ascend.ascend_inventory import check_ascend_inventory
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes, one_line
-from glm5_ascend.description_file import DESCRIPTION_FILE, DescriptionFile
-from glm5_ascend.files import present
+from glm5_ascend.description_file import DescriptionFile
+from glm5_ascend.files import DESCRIPTION_FILE, present
 
 SCHEMA = 1
 
@@ -119,7 +119,7 @@ def inspect_checkpoint(directory: Path) -> Inspection:
         if present(description_file):
             description = DescriptionFile.read(description_file)
             schemes = _schemes(config, check_ascend_inventory(reader, description))
-            quantisation, rotated = "ascend", description.rotated
+            quantisation, rotated = f"ascend {_experts_scheme(schemes)}", description.rotated
         else:
             reader.check_inventory(expected_tensors(config))
             schemes, rotated = {}, False
@@ -189,6 +189,12 @@ def cache_bytes_per_token(config: Glm5Config) -> dict[str, int | None]:
 
 def _indexer_layers(config: Glm5Config) -> int:
     return sum(config.has_indexer(layer) for layer in range(config.layer_count))
+
+
+def _experts_scheme(schemes: dict[str, dict[str, int]]) -> str:
+    """Name of the quantisation after its routed experts: w4a8, w8a8, float or mixed."""
+    found = {name.removesuffix("_DYNAMIC").lower() for name in schemes.get("routed_experts", {})}
+    return found.pop() if len(found) == 1 else "mixed"
 
 
 def _schemes(config: Glm5Config, schemes: dict[str, str]) -> dict[str, dict[str, int]]:

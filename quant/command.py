@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from glm5_ascend.checkpoint import tensor_bytes
-from glm5_ascend.console import format_bytes, note
+from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import Glm5Error, PreflightError
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe import Choices, DtypeName, MtpName, SchemeName
@@ -110,10 +110,9 @@ def run(options: QuantizeOptions) -> Summary:
             resumed = len(journal.done)
             stream.write_weights(source, plan, journal, options.workers)
             stream.finish(source, texts, journal)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
-        note(f"interrupted: {done}; the same command with --resume continues")
-        raise
+        raise KeyboardInterrupt(f"{done}; the same command with --resume continues") from error
     return Summary(
         destination,
         options.scheme,

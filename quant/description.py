@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glm5_ascend.config import read_json_object
-from glm5_ascend.description_file import DESCRIPTION_FILE
+from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.quant.files import names_in, read_bytes
 from glm5_ascend.quant.plan import ROT_FILE, Plan
 from glm5_ascend.quant.scheme import Scheme

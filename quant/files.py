@@ -53,32 +53,6 @@ def read_bytes(path: Path, hint: str) -> bytes:
         return path.read_bytes()
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a small file so that its name appears once all of it is on disk.
-
-    Raises:
-        CheckpointError: it cannot be written.
-        DoesNotFit: the disk is full.
-    """
-    part = path.with_name(f".{path.name}.part")
-    with refusals(f"write {path}", "check that you may write to the destination"):
-        try:
-            with open(part, "wb") as stream:
-                os.fchmod(stream.fileno(), 0o644)
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def sha256_of(path: Path, advance: Advance) -> str:
     """SHA-256 of a file in hexadecimal; ``advance`` is called with the bytes read."""
     state = hashlib.sha256()

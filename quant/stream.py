@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
+from glm5_ascend.checkpoint_writer import write_bytes
 from glm5_ascend.console import note, progress
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
-from glm5_ascend.quant.files import names_in, refusals, write_bytes
+from glm5_ascend.quant.files import names_in, refusals
 from glm5_ascend.quant.identity import describe_job, require_unchanged
 from glm5_ascend.quant.journal import JOURNAL, Journal, write_manifest
 from glm5_ascend.quant.plan import Plan, make_plan

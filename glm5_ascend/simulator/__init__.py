@@ -16,7 +16,6 @@ MODEL_TYPE = "glm_moe_dsa"
 TARGET_ARCHITECTURE = "Glm5AscendForCausalLM"
 DRAFT_ARCHITECTURE = "Glm5AscendMtpModel"
 QUANTIZATION = "ascend"
-DESCRIPTION_FILE = "quant_model_description.json"
 
 _PLATFORM = "glm5_ascend.simulator.platform.Glm5CpuPlatform"
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config, read_json_object
-from glm5_ascend.description_file import DESCRIPTION_FILE
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.simulator.offline_linear import (
     FLOAT,
     MOE_SCHEMES,

@@ -10,8 +10,8 @@ from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.simulator import (
-    DESCRIPTION_FILE,
     DRAFT_ARCHITECTURE,
     MODEL_TYPE,
     QUANTIZATION,

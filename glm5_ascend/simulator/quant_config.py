@@ -14,8 +14,9 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.ops.moe.api import Scheme
-from glm5_ascend.simulator import DESCRIPTION_FILE, QUANTIZATION
+from glm5_ascend.simulator import QUANTIZATION
 from glm5_ascend.simulator.quant_linear import DynamicLinear, StaticLinear
 from glm5_ascend.simulator.quant_moe import QuantisedExperts
 

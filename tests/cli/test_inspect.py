@@ -96,7 +96,7 @@ def test_plain_checkpoint(tmp_path: Path) -> None:
 def test_quantised_checkpoint(tmp_path: Path) -> None:
     quantised().write(tmp_path)
     document = inspect_json(tmp_path)
-    assert document["quantisation"] == "ascend"
+    assert document["quantisation"] == "ascend w4a8"
     assert document["rotated"] is True
     assert document["part_bytes"]["rotation"] == 2 * 16 * 16
     schemes = document["scheme_modules"]

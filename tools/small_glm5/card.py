@@ -16,7 +16,7 @@ tags: [glm_moe_dsa, test-model]
 ---
 # small-glm5
 
-A {millions:.2f} M parameter language model of the GLM-5.2 architecture (`glm_moe_dsa`), trained
+A language model of the GLM-5.2 architecture (`glm_moe_dsa`), {millions:.2f} M parameters, trained
 from scratch for the tests and the demo of glm5-ascend. It is a test object, not a useful model:
 it has every part of the real thing (MLA, lightning indexer with IndexShare, sparse attention,
 sigmoid-routed experts with correction bias, one MTP layer, tool-call tokens and chat template)
