@@ -28,6 +28,22 @@ VARIABLES: tuple[Variable, ...] = (
         OP_BACKENDS,
     ),
     Variable(
+        "GLM5_ASCEND_CPU_ISA",
+        "auto",
+        "instruction set of the CPU kernels; auto takes the best one that the processor has",
+        ("auto", "avx512", "avx2", "neon", "portable"),
+    ),
+    Variable(
+        "GLM5_ASCEND_CACHE",
+        "",
+        "folder for compiled CPU kernels (default: glm5-ascend in XDG_CACHE_HOME or ~/.cache)",
+    ),
+    Variable(
+        "GLM5_ASCEND_THREADS",
+        "",
+        "threads of the CPU kernels (default: as many as torch uses)",
+    ),
+    Variable(
         "GLM5_ASCEND_LATENT_EPS",
         "config",
         "epsilon of the q_a and kv_a norms: rms_norm_eps of config.json as the engines do, or"

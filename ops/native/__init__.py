@@ -1,1 +1,5 @@
-"""CPU kernels in C++: built on demand, chosen by instruction set at run time."""
+"""C++ kernels for the CPU, compiled where they run; see README.md for how to add one."""
+
+from glm5_ascend.ops.native.library import DTYPES, address, check, library
+
+__all__ = ["DTYPES", "address", "check", "library"]

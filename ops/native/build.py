@@ -1,0 +1,128 @@
+"""Compiles C++ sources on demand into a cache that any number of processes may share.
+
+Everything is named by a hash of what it was made from, and appears by renaming a finished file:
+a file of the right name is a right file, whoever made it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from glm5_ascend import env
+from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.native import compiler
+from glm5_ascend.ops.native.compiler import Compiler
+
+_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept.
+
+    Raises:
+        BackendUnavailable: it does not exist and cannot be made.
+    """
+    named = env.read("GLM5_ASCEND_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = Path(named).expanduser() if named else base.expanduser() / "glm5-ascend"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendUnavailable(
+            f"no folder for compiled kernels: {error}", "set GLM5_ASCEND_CACHE to a writable folder"
+        ) from None
+    return folder
+
+
+def build(
+    name: str, sources: list[Path], headers: list[Path], flags: tuple[str, ...], include: Path
+) -> Path:
+    """Shared library of ``sources``, compiled where the cache does not hold it yet.
+
+    ``headers`` are the files that any of the sources may include; ``include`` is the folder of
+    those that are shared.
+
+    Raises:
+        BackendUnavailable: no compiler, no writable cache, or an error in a source.
+    """
+    tool = compiler.find()
+    common = sha256(repr((tool.command, tool.version, compiler.FLAGS, flags)).encode())
+    for header in headers:
+        common.update(header.name.encode() + header.read_bytes())
+    digests = {}
+    for source in sources:
+        own = common.copy()
+        own.update(source.name.encode() + source.read_bytes())
+        digests[source] = own.hexdigest()[:16]
+    whole = sha256(" ".join(sorted(digests.values())).encode()).hexdigest()[:16]
+    folder = cache_folder()
+    library = folder / f"{name}-{whole}{_SUFFIX}"
+    if not library.exists():
+        with _locked(folder / f"{name}-{whole}.lock", folder):
+            if not library.exists():
+                _make(tool, name, digests, library, flags, include)
+    return library
+
+
+def _make(
+    tool: Compiler,
+    name: str,
+    digests: dict[Path, str],
+    library: Path,
+    flags: tuple[str, ...],
+    include: Path,
+) -> None:
+    print(f"compiling CPU kernels: {name}", file=sys.stderr, flush=True)
+    folder = library.parent
+    objects = {s: folder / f"{s.stem}-{digest}.o" for s, digest in digests.items()}
+
+    def one(source: Path) -> None:
+        if objects[source].exists():
+            return
+        with _unfinished(objects[source]) as part:
+            tool.compile(source, part, flags, include)
+
+    with ThreadPoolExecutor(_processors()) as pool:
+        list(pool.map(one, objects))
+    with _unfinished(library) as part:
+        tool.link(list(objects.values()), part)
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """A path in a folder of its own whose file becomes ``target``; a log stays where it failed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    part = folder / target.name
+    yield part
+    os.replace(part, target)
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(path: Path, folder: Path) -> Iterator[None]:
+    """One process compiles, the others wait; the lock goes with its process."""
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise BackendUnavailable(
+            f"cannot write compiled kernels to {folder}: {error.strerror}",
+            "set GLM5_ASCEND_CACHE to a writable folder",
+        ) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,60 @@
+// How fast one thread multiplies and adds with everything in registers: the limit that
+// measurements of the kernels are set against.
+#include "g5_vec.h"
+
+namespace {
+
+constexpr int CHAINS = 12;  // independent sums, enough to hide the latency of an addition
+
+// One operation on every chain; the empty asm keeps the compiler from folding the loop.
+template <class V, class Step>
+int64_t repeat(int64_t rounds, const Step& step, V x) {
+  V sum[CHAINS];
+  for (V& s : sum) s = V{};
+  for (int64_t i = 0; i < rounds; i++) {
+    for (int c = 0; c < CHAINS; c++) sum[c] = step(sum[c], x);
+#if defined(__x86_64__)
+    for (V& s : sum) asm volatile("" : "+x"(s));
+#else
+    for (V& s : sum) asm volatile("" : "+w"(s));
+#endif
+  }
+  return rounds * CHAINS;
+}
+
+}  // namespace
+
+// Runs about `rounds` x 12 instructions of `kind` 0 (F32 FMA), 1 (bf16 dot), 2 (int8 dot), and
+// writes how many multiplications plus additions that were. UNSUPPORTED where the instruction set
+// has no such instruction.
+G5_EXPORT int g5_peak(int kind, int64_t rounds, int64_t* operations) {
+  using namespace g5;
+  if (kind == 0) {
+    const auto step = [](F s, F x) { return fma(x, x, s); };
+    *operations = repeat(rounds, step, splat(0.5f)) * 2 * W;
+    return OK;
+  }
+#if G5_AVX512
+  if (kind == 1) {
+    const auto step = [](__m512 s, __m512 x) {
+      return _mm512_dpbf16_ps(s, __m512bh(x), __m512bh(x));
+    };
+    *operations = repeat(rounds, step, _mm512_set1_ps(0.5f)) * 4 * W;
+    return OK;
+  }
+  if (kind == 2) {
+    const auto step = [](__m512i s, __m512i x) { return _mm512_dpbusd_epi32(s, x, x); };
+    *operations = repeat(rounds, step, _mm512_set1_epi8(1)) * 8 * W;
+    return OK;
+  }
+#elif G5_NEON
+  if (kind == 2) {
+    const auto step = [](int32x4_t s, int32x4_t x) {
+      return vdotq_s32(s, vreinterpretq_s8_s32(x), vreinterpretq_s8_s32(x));
+    };
+    *operations = repeat(rounds, step, vdupq_n_s32(0x01010101)) * 8 * W;
+    return OK;
+  }
+#endif
+  return UNSUPPORTED;
+}

@@ -1,0 +1,85 @@
+"""Which instruction set the CPU kernels are compiled for, chosen when they are loaded."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from glm5_ascend import env
+from glm5_ascend.errors import BackendUnavailable
+
+_X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """``features`` are names as the Linux kernel lists them in /proc/cpuinfo."""
+
+    name: str
+    machines: tuple[str, ...]
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+
+# Best first. GCC 12 knows no -march=znver4, and needs vbmi to pack bytes of two registers.
+INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
+    InstructionSet(
+        "avx512",
+        _X86,
+        frozenset(
+            "avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_vnni avx512vbmi fma bmi2".split()
+        ),
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
+    ),
+    InstructionSet(
+        "avx2", _X86, frozenset("avx2 fma f16c bmi1 bmi2".split()), ("-march=x86-64-v3",)
+    ),
+    InstructionSet("neon", _ARM, frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
+    InstructionSet("portable", (), frozenset(), ()),
+)
+NAMES = tuple(isa.name for isa in INSTRUCTION_SETS)
+
+
+def selected() -> InstructionSet:
+    """The instruction set of ``GLM5_ASCEND_CPU_ISA``, or the best one of this processor.
+
+    Raises:
+        BackendUnavailable: the one that was asked for cannot run here.
+    """
+    name = env.read("GLM5_ASCEND_CPU_ISA")
+    if name == "auto":
+        return next(isa for isa in INSTRUCTION_SETS if not missing(isa))
+    isa = INSTRUCTION_SETS[NAMES.index(name)]
+    lack = missing(isa)
+    if lack:
+        raise BackendUnavailable(
+            f"GLM5_ASCEND_CPU_ISA is '{name}', but this processor lacks {', '.join(lack)}",
+            "unset it, or set it to 'portable'",
+        )
+    return isa
+
+
+def missing(isa: InstructionSet) -> list[str]:
+    """What this machine lacks to run code for ``isa``, empty where it runs."""
+    if isa.machines and platform.machine() not in isa.machines:
+        return [f"the {isa.machines[0]} architecture"]
+    return sorted(isa.features - _features())
+
+
+@cache
+def _features() -> frozenset[str]:
+    # The kernel leaves out what the operating system has not enabled, which cpuid alone does not.
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return frozenset({"asimd", "asimddp"})
+    return frozenset()
