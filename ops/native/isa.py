@@ -13,6 +13,8 @@ from glm5_ascend.errors import BackendUnavailable
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")
 
+_X86_V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
+
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
@@ -29,14 +31,12 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet(
         "avx512",
         _X86,
-        frozenset(
-            "avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_vnni avx512vbmi fma bmi2".split()
-        ),
+        _X86_V3
+        | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+        | {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
     ),
-    InstructionSet(
-        "avx2", _X86, frozenset("avx2 fma f16c bmi1 bmi2".split()), ("-march=x86-64-v3",)
-    ),
+    InstructionSet("avx2", _X86, _X86_V3, ("-march=x86-64-v3",)),
     InstructionSet("neon", _ARM, frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
     InstructionSet("portable", (), frozenset(), ()),
 )

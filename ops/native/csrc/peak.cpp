@@ -4,22 +4,27 @@
 
 namespace {
 
-constexpr int CHAINS = 12;  // independent sums, enough to hide the latency of an addition
+#if defined(__x86_64__)
+#define G5_IN_REGISTER "+v"
+#else
+#define G5_IN_REGISTER "+w"
+#endif
 
-// One operation on every chain; the empty asm keeps the compiler from folding the loop.
+// Twelve sums that do not depend on each other hide the latency of an addition. They are no array,
+// since GCC would keep that in memory; the empty asm keeps it from folding the loop.
 template <class V, class Step>
 int64_t repeat(int64_t rounds, const Step& step, V x) {
-  V sum[CHAINS];
-  for (V& s : sum) s = V{};
-  for (int64_t i = 0; i < rounds; i++) {
-    for (int c = 0; c < CHAINS; c++) sum[c] = step(sum[c], x);
-#if defined(__x86_64__)
-    for (V& s : sum) asm volatile("" : "+x"(s));
-#else
-    for (V& s : sum) asm volatile("" : "+w"(s));
-#endif
+  V a{}, b{}, c{}, d{}, e{}, f{}, g{}, h{}, i{}, j{}, k{}, l{};
+  for (int64_t round = 0; round < rounds; round++) {
+    a = step(a, x), b = step(b, x), c = step(c, x), d = step(d, x);
+    e = step(e, x), f = step(f, x), g = step(g, x), h = step(h, x);
+    i = step(i, x), j = step(j, x), k = step(k, x), l = step(l, x);
+    asm volatile("" : G5_IN_REGISTER(a), G5_IN_REGISTER(b), G5_IN_REGISTER(c), G5_IN_REGISTER(d),
+                      G5_IN_REGISTER(e), G5_IN_REGISTER(f));
+    asm volatile("" : G5_IN_REGISTER(g), G5_IN_REGISTER(h), G5_IN_REGISTER(i), G5_IN_REGISTER(j),
+                      G5_IN_REGISTER(k), G5_IN_REGISTER(l));
   }
-  return rounds * CHAINS;
+  return rounds * 12;
 }
 
 }  // namespace
