@@ -8,7 +8,9 @@ its folder has the backend's file; no vendor package is imported to find out.
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -16,14 +18,19 @@ import torch
 from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
 
-OPERATORS = (
-    "lightning_indexer",
-    "sparse_flash_attention",
-    "moe",
-    "quant_linear",
-    "paged_cache",
-    "norm_rope",
-)
+# Operator (or group of small functions) -> its folder.
+OPERATORS = {
+    "lightning_indexer": "lightning_indexer",
+    "lightning_indexer_quant": "lightning_indexer",
+    "sparse_flash_attention": "sparse_flash_attention",
+    "kv_quant_sparse_flash_attention": "sparse_flash_attention",
+    "mlapo": "mlapo",
+    "hadamard_quant": "hadamard_quant",
+    "paged_cache": "paged_cache",
+    "norm_rope": "norm_rope",
+    "quant_linear": "quant_linear",
+    "moe": "moe",
+}
 
 
 class _Backend(NamedTuple):
@@ -68,6 +75,16 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     return name
 
 
+def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
+    """The module of the backend that ``select`` names; it holds the backend's functions."""
+    return _module(operator, select(operator, backend, tensor))
+
+
+@cache
+def _module(operator: str, name: str) -> ModuleType:
+    return import_module(f"glm5_ascend.ops.{OPERATORS[operator]}.{_BACKENDS[name].module}")
+
+
 @cache
 def _look_up(operator: str, name: str) -> Availability:
     backend = _BACKENDS.get(name)
@@ -75,7 +92,7 @@ def _look_up(operator: str, name: str) -> Availability:
         return Availability(
             operator, name, "no backend has this name", f"choose one of {', '.join(_BACKENDS)}"
         )
-    if find_spec(f"glm5_ascend.ops.{operator}.{backend.module}") is None:
+    if find_spec(f"glm5_ascend.ops.{OPERATORS[operator]}.{backend.module}") is None:
         return Availability(
             operator, name, "this release does not implement it", "use backend 'reference'"
         )

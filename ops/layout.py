@@ -8,9 +8,29 @@ dim] with lengths per batch entry and a block table [batch, max_blocks].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from glm5_ascend.ops import checks
+from glm5_ascend.ops.errors import ArgumentError
+
+QUERY_RANKS = {"BSND": 4, "TND": 3}
+KEY_RANKS = {"BSND": 4, "TND": 3, "PA_BSND": 4}
+# torch_npu's limits of a page; what runs here runs there.
+BLOCK_STEP, MAX_BLOCK = 16, 1024
+
+
+class Layout(NamedTuple):
+    """Layout arguments of one call; ``word`` is how the operator calls its keys in their names."""
+
+    query: str
+    key: str
+    lengths_query: Tensor | None
+    lengths_key: Tensor | None
+    block_table: Tensor | None
+    word: str = "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,72 +47,95 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Requests of a key tensor: ``lengths[b]`` keys each, found through ``flat_rows``."""
+    """Requests of a key tensor: ``lengths[b]`` keys each, found through ``flat_rows``.
+
+    ``starts[b]`` is the first flat row of request b; the list is empty with a block table.
+    ``block_table`` is int32 [B, max_blocks] as the caller passed it: last axis dense, rows at any
+    distance, on the device of the keys. The entries that a request uses are in range.
+    """
 
     lengths: list[int]
-    starts: Tensor  # int64 [B]: first flat row; unused with a block table
-    block_table: Tensor | None = None  # int64 [B, max_blocks]
+    starts: list[int]
+    device: torch.device
+    block_table: Tensor | None = None
     block_size: int = 0
 
     def flat_rows(self, request: Tensor, position: Tensor) -> Tensor:
         """Row of ``position`` of ``request`` (int64, broadcast) in the flattened key tensor."""
         if self.block_table is None:
-            return self.starts[request] + position
-        block = self.block_table[request, position // self.block_size]
+            return torch.tensor(self.starts, device=self.device)[request] + position
+        block = self.block_table[request, position // self.block_size].long()
         return block * self.block_size + position % self.block_size
 
 
-def spans(
-    query: Tensor,
-    key: Tensor,
-    layout_query: str,
-    layout_key: str,
-    lengths_query: Tensor | None,
-    lengths_key: Tensor | None,
-    block_table: Tensor | None,
-) -> tuple[Queries, Keys]:
-    """Requests of ``query`` and ``key``; lengths as the layouts want them.
+def check(layout: Layout, query: Tensor, key: Tensor) -> None:
+    """Check everything about the layouts that shapes, strides, dtypes and devices tell.
 
     Raises:
-        ValueError: unknown layout, wrong rank, missing or impossible lengths, a block table that
-            is missing, superfluous or too small, or different numbers of requests.
+        ArgumentError: unknown layout, wrong rank, lengths or block table that are missing,
+            superfluous or of a wrong shape, a page size that is no multiple of 16 up to 1024, a
+            key whose rows do not lie at one distance, different numbers of requests.
     """
-    requests = _query_spans(query, layout_query, lengths_query)
-    keys = _key_spans(key, layout_key, lengths_key, block_table)
-    if len(requests.lengths) != len(keys.lengths):
-        raise ValueError(f"{len(requests.lengths)} queries but {len(keys.lengths)} keys")
-    return requests, keys
+    word = layout.word
+    _check_rank("query", "layout_query", query, layout.query, QUERY_RANKS)
+    _check_rank("key", f"layout_{word}", key, layout.key, KEY_RANKS)
+    checks.dense("query", query)
+    checks.rows("key", key)
+    checks.device("key", key, "query", query.device)
+    _check_lengths("actual_seq_lengths_query", layout.lengths_query, query)
+    _check_lengths(f"actual_seq_lengths_{word}", layout.lengths_key, query)
+    if layout.query == "TND" and layout.lengths_query is None:
+        raise ArgumentError(
+            "a TND query needs actual_seq_lengths_query: the B prefix sums of the numbers of its "
+            "tokens"
+        )
+    if layout.key != "BSND" and layout.lengths_key is None:
+        form = "B prefix sums" if layout.key == "TND" else "B lengths, one per request"
+        raise ArgumentError(f"a {layout.key} key needs actual_seq_lengths_{word}: {form}")
+    _check_table(layout, key)
+    queries = _count(layout.query, layout.lengths_query, query)
+    keys = _count(layout.key, layout.lengths_key, key)
+    if queries != keys:
+        raise ArgumentError(
+            f"query and key must hold the same number of requests, not {queries} and {keys} "
+            f"(from {layout.query} and {layout.key})"
+        )
 
 
-def _query_spans(query: Tensor, layout: str, lengths: Tensor | None) -> Queries:
-    _check_rank("query", query, layout, {"BSND": 4, "TND": 3})
-    if layout == "TND":
-        starts, each = _from_prefix_sums("query", lengths, query.shape[0])
-        return Queries(starts, each, query.shape[0])
-    batch, seq = query.shape[:2]
-    starts = [b * seq for b in range(batch)]
-    return Queries(starts, _per_entry("query", lengths, batch, seq), batch * seq)
+def spans(layout: Layout, query: Tensor, key: Tensor) -> tuple[Queries, Keys]:
+    """Requests of ``query`` and ``key`` that passed ``check``; reads the lengths.
 
-
-def _key_spans(
-    key: Tensor, layout: str, lengths: Tensor | None, block_table: Tensor | None
-) -> Keys:
-    _check_rank("key", key, layout, {"BSND": 4, "TND": 3, "PA_BSND": 4})
-    if (layout == "PA_BSND") != (block_table is not None):
-        raise ValueError(f"block_table goes with the layout PA_BSND only, not with {layout}")
-    first, second = key.shape[:2]
-    starts: list[int] = []
-    if layout == "TND":
-        starts, each = _from_prefix_sums("key", lengths, first)
-    elif block_table is None:
-        starts, each = [b * second for b in range(first)], _per_entry("key", lengths, first, second)
-    elif lengths is None:
-        raise ValueError("a PA_BSND key needs its lengths per request")
+    Raises:
+        ArgumentError: lengths that are not of the form that their layout wants, or block table
+            entries in use that name no block.
+    """
+    first, second = query.shape[:2]
+    if layout.lengths_query is not None and layout.query == "TND":
+        starts, each = _from_prefix_sums("actual_seq_lengths_query", layout.lengths_query, first)
+        requests = Queries(starts, each, first)
     else:
-        each = _per_entry("key", lengths, block_table.shape[0], block_table.shape[1] * second)
-        block_table = block_table.to(key.device, torch.int64)
-    where = torch.tensor(starts, dtype=torch.int64, device=key.device)
-    return Keys(each, where, block_table, second)
+        starts = [b * second for b in range(first)]
+        each = _per_request("actual_seq_lengths_query", layout.lengths_query, first, second)
+        requests = Queries(starts, each, first * second)
+    return requests, _key_spans(layout, key)
+
+
+def _key_spans(layout: Layout, key: Tensor) -> Keys:
+    name, lengths, table = (
+        f"actual_seq_lengths_{layout.word}",
+        layout.lengths_key,
+        layout.block_table,
+    )
+    first, second = key.shape[:2]
+    if lengths is not None and layout.key == "TND":
+        starts, each = _from_prefix_sums(name, lengths, first)
+        return Keys(each, starts, key.device)
+    if table is None:
+        each = _per_request(name, lengths, first, second)
+        return Keys(each, [b * second for b in range(first)], key.device)
+    each = _per_request(name, lengths, table.shape[0], table.shape[1] * second)
+    _check_entries(table, each, second, first)
+    return Keys(each, [], key.device, table, second)
 
 
 def visible_keys(requests: Queries, keys: Keys, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -110,33 +153,102 @@ def visible_keys(requests: Queries, keys: Keys, *, causal: bool) -> tuple[Tensor
         seen = (seen - lengths[owner] + offset + 1).clamp_(min=0)
     request = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, owner)
     visible = torch.zeros(requests.rows, dtype=torch.int64).index_copy_(0, row, seen)
-    return request.to(keys.starts.device), visible.to(keys.starts.device)
+    return request.to(keys.device), visible.to(keys.device)
 
 
-def _check_rank(what: str, tensor: Tensor, layout: str, ranks: dict[str, int]) -> None:
+def _check_rank(what: str, name: str, tensor: Tensor, layout: str, ranks: dict[str, int]) -> None:
     if layout not in ranks:
-        raise ValueError(f"the layout of {what} must be one of {', '.join(ranks)}, not {layout}")
+        raise ArgumentError(f"{name} must be one of {', '.join(ranks)}, not {layout!r}")
     if tensor.ndim != ranks[layout]:
-        raise ValueError(f"{what} {tuple(tensor.shape)} needs the {ranks[layout]} axes of {layout}")
+        raise ArgumentError(
+            f"a {layout} {what} must have {ranks[layout]} axes, not shape {list(tensor.shape)}"
+        )
 
 
-def _ints(lengths: Tensor) -> list[int]:
-    return [int(n) for n in lengths.tolist()]
+def _check_lengths(name: str, lengths: Tensor | None, query: Tensor) -> None:
+    if lengths is None:
+        return
+    if lengths.ndim != 1 or lengths.dtype not in checks.INTEGERS:
+        raise ArgumentError(f"{name} must be int32 or int64 [B], not {checks.described(lengths)}")
+    # The host reads lengths; on the CPU they cost no transfer.
+    if lengths.device != query.device and lengths.device.type != "cpu":
+        checks.device(name, lengths, "query", query.device)
 
 
-def _per_entry(what: str, lengths: Tensor | None, batch: int, most: int) -> list[int]:
+def _check_table(layout: Layout, key: Tensor) -> None:
+    table = layout.block_table
+    if layout.key != "PA_BSND":
+        if table is not None:
+            raise ArgumentError(
+                f"block_table goes with the layout PA_BSND only, not with {layout.key}"
+            )
+        return
+    if table is None:
+        raise ArgumentError("a PA_BSND key needs block_table, int32 [B, max_blocks]")
+    if table.ndim != 2 or table.dtype != torch.int32:
+        raise ArgumentError(
+            f"block_table must be int32 [B, max_blocks], not {checks.described(table)}"
+        )
+    checks.dense("block_table", table)
+    checks.device("block_table", table, "query", key.device)
+    size = key.shape[1]
+    if size % BLOCK_STEP or not 0 < size <= MAX_BLOCK:
+        raise ArgumentError(
+            f"the block size of a PA_BSND key must be a multiple of {BLOCK_STEP} up to "
+            f"{MAX_BLOCK}, not {size}"
+        )
+    if layout.lengths_key is not None and layout.lengths_key.shape[0] != table.shape[0]:
+        raise ArgumentError(
+            f"actual_seq_lengths_{layout.word} and block_table must name the same requests, not "
+            f"{layout.lengths_key.shape[0]} and {table.shape[0]}"
+        )
+
+
+def _count(layout: str, lengths: Tensor | None, tensor: Tensor) -> int:
+    return tensor.shape[0] if lengths is None else lengths.shape[0]
+
+
+def _per_request(name: str, lengths: Tensor | None, batch: int, most: int) -> list[int]:
     each = [most] * batch if lengths is None else _ints(lengths)
     if len(each) != batch or any(n < 0 or n > most for n in each):
-        raise ValueError(f"{what} lengths {each} must be {batch} numbers up to {most}")
+        raise ArgumentError(
+            f"{name} must be {batch} lengths of 0 to {most}, one per request, not {_brief(each)}"
+        )
     return each
 
 
-def _from_prefix_sums(what: str, lengths: Tensor | None, total: int) -> tuple[list[int], list[int]]:
-    if lengths is None:
-        raise ValueError(f"a TND {what} needs its lengths as prefix sums")
+def _from_prefix_sums(name: str, lengths: Tensor, total: int) -> tuple[list[int], list[int]]:
     ends = _ints(lengths)
-    starts = [0, *ends][: len(ends)]
+    starts = [0, *ends[:-1]] if ends else []
     each = [end - start for start, end in zip(starts, ends, strict=True)]
-    if any(n < 0 for n in each) or sum(each) > total:
-        raise ValueError(f"{what} lengths {ends} are no prefix sums within {total} tokens")
+    if any(n < 0 for n in each) or (ends and ends[-1] > total):
+        raise ArgumentError(
+            f"{name} must be prefix sums (never falling, none above the {total} tokens), as TND "
+            f"wants them, not {_brief(ends)}"
+        )
     return starts, each
+
+
+def _check_entries(table: Tensor, lengths: list[int], size: int, blocks: int) -> None:
+    """Check the entries in use; engines leave anything in the rest."""
+    if not table.numel():
+        return
+    low, high = (int(x) for x in torch.aminmax(table))
+    if low >= 0 and high < blocks:
+        return
+    for b, length in enumerate(lengths):
+        used = table[b, : -(-length // size)]
+        wrong = used[(used < 0) | (used >= blocks)]
+        if wrong.numel():
+            raise ArgumentError(
+                f"block_table[{b}] names block {int(wrong[0])}, but there are {blocks} blocks"
+            )
+
+
+def _ints(lengths: Tensor) -> list[int]:
+    values: list[int] = lengths.tolist()
+    return values
+
+
+def _brief(values: list[int]) -> str:
+    return str(values) if len(values) <= 16 else f"{str(values[:16])[:-1]}, …]"

@@ -88,7 +88,7 @@ class Selector:
         query, key = self._rotated(query, cos, sin), self._rotated(key, cos, sin)
         cache = module.k_cache.kv_cache
         write_paged_rows(cache, key, batch.slots)
-        chosen = lightning_indexer(
+        chosen, _ = lightning_indexer(
             query,
             cache.unsqueeze(2),
             weights.float() * (self.heads**-0.5 * self.width**-0.5),
@@ -98,7 +98,8 @@ class Selector:
             layout_query="TND",
             layout_key="PA_BSND",
             sparse_count=self.topk,
-        ).squeeze(1)
+        )
+        chosen = chosen.squeeze(1)
         given = injected(self.layer, INDICES)
         return chosen if given is None else given.replace(chosen, self.positions.current)
 

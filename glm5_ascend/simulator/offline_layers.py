@@ -60,7 +60,7 @@ class Indexer:
         key = layer_norm(self.wk(x), self.k_norm_weight, self.k_norm_bias, eps=_INDEXER_NORM_EPS)
         query = self._rotate(query, positions)
         key = self._rotate(key.unsqueeze(1), positions)
-        chosen = lightning_indexer(
+        chosen, _ = lightning_indexer(
             query.unsqueeze(0),
             key.unsqueeze(0),
             self.weights_proj(x).unsqueeze(0),

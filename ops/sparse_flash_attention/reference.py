@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.layout import Keys, Queries, visible_keys
+from glm5_ascend.ops.paged_cache.reference import unpack
 
 # Gathered rows of one chunk of queries; small enough to stay in the cache of a core.
 _CHUNK_BYTES = 2 << 20
@@ -28,18 +29,61 @@ def forward(
     ``query`` and ``key`` hold the latent and, if there is one, the rotated part: [rows, H, d] and
     [flat rows, d]. The scores of the parts are added.
     """
-    dtype = torch.float64 if query[0].dtype == torch.float64 else torch.float32
-    rows, heads = query[0].shape[:2]
-    out = query[0].new_empty(rows, heads, value.shape[-1])
-    peak = query[0].new_empty(rows, heads, dtype=dtype)
-    total = query[0].new_empty(rows, heads, dtype=dtype)
+    flat, valid = _rows(indices, block, requests, keys, causal=causal)
+    return _in_chunks(query, key, value, flat, valid, scale)
+
+
+def forward_kv_quant(
+    query: Tensor,
+    packed: Tensor,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    *,
+    causal: bool,
+) -> Tensor:
+    """out [rows, H, 512] of query [rows, H, 576] over int8 rows [flat rows, 656].
+
+    The rows in use become BF16 (ops/paged_cache); everything else is as in ``forward``.
+    """
+    flat, valid = _rows(indices, block, requests, keys, causal=causal)
+    used, place = flat.unique(return_inverse=True)
+    rows = packed[used] if len(packed) else packed.new_zeros(len(used), packed.shape[1])
+    latent, rotated = (part.to(query.dtype) for part in unpack(rows))
+    parts = list(query.split((latent.shape[1], rotated.shape[1]), -1))
+    return _in_chunks(parts, [latent, rotated], latent, place, valid, scale)[0]
+
+
+def _rows(
+    indices: Tensor, block: int, requests: Queries, keys: Keys, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """(flat key row, whether it counts) [rows, K * block] of indices [rows, K].
+
+    Entries that do not count name row 0, whose content is then cleared.
+    """
     position = indices.long()
     if block > 1:
         tokens = position[..., None] * block + torch.arange(block, device=indices.device)
         position = torch.where(position[..., None] < 0, -1, tokens).flatten(1)
     request, visible = visible_keys(requests, keys, causal=causal)
     valid = (position >= 0) & (position < visible[:, None])
-    flat = _flat_rows(keys, request, position, valid)
+    if not keys.lengths:
+        return torch.zeros_like(position), valid
+    flat = keys.flat_rows(request[:, None], position.masked_fill(~valid, 0))
+    return flat.masked_fill_(~valid, 0), valid
+
+
+def _in_chunks(
+    query: list[Tensor], key: list[Tensor], value: Tensor, flat: Tensor, valid: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``_attend`` on some queries at a time."""
+    dtype = torch.float64 if query[0].dtype == torch.float64 else torch.float32
+    rows, heads = query[0].shape[:2]
+    out = query[0].new_empty(rows, heads, value.shape[-1])
+    peak = query[0].new_empty(rows, heads, dtype=dtype)
+    total = query[0].new_empty(rows, heads, dtype=dtype)
     width = sum(k.shape[-1] for k in key)
     step = max(1, _CHUNK_BYTES // (4 * max(1, flat.shape[1]) * width))
     for i in range(0, rows, step):
@@ -48,14 +92,6 @@ def forward(
             [q[part].to(dtype) for q in query], key, value, flat[part], valid[part], scale
         )
     return out, peak, total
-
-
-def _flat_rows(keys: Keys, request: Tensor, position: Tensor, valid: Tensor) -> Tensor:
-    """Row of every position; unused entries name row 0, whose content is then cleared."""
-    if not keys.lengths:
-        return torch.zeros_like(position)
-    flat = keys.flat_rows(request[:, None], position.masked_fill(~valid, 0))
-    return flat.masked_fill_(~valid, 0)
 
 
 def _attend(

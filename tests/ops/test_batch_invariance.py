@@ -133,7 +133,7 @@ def step(work: list[tuple[Sequence, int, int]], block_size: int = 16) -> list[An
 
     common = {"block_table": paged.block_table, "layout_query": "TND"}
     common["actual_seq_lengths_query"] = requests.query_ends()
-    indices = ops.lightning_indexer(
+    indices, _ = ops.lightning_indexer(
         rows("index_query"),
         paged.caches["index_key"],
         rows("index_weights"),

@@ -38,7 +38,7 @@ def run_paged(
         layout_key="PA_BSND",
         **paged.layout(requests),
         **options,
-    )[:, 0]
+    )[0][:, 0]
 
 
 def oracle_scores(requests: Requests, query: Tensor, keys: list[Tensor], weights: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def test_contiguous_layouts_equal_pages(requests: Requests) -> None:
         layout_query="TND",
         layout_key="TND",
         sparse_count=COUNT,
-    )[:, 0]
+    )[0][:, 0]
     assert_identical(flat, paged)
     most_q, most_k = (max([*sizes, 1]) for sizes in zip(*requests.lengths, strict=True))
     batch = len(requests.lengths)
@@ -106,7 +106,7 @@ def test_contiguous_layouts_equal_pages(requests: Requests) -> None:
         actual_seq_lengths_query=torch.tensor([q for q, _ in requests.lengths]),
         actual_seq_lengths_key=requests.key_lengths(),
         sparse_count=COUNT,
-    )[:, :, 0]
+    )[0][:, :, 0]
     for b, (q, _) in enumerate(requests.lengths):
         start = sum(n for n, _ in requests.lengths[:b])
         assert_identical(padded[b, :q].contiguous(), paged[start : start + q].contiguous())
@@ -168,8 +168,8 @@ def test_strided_inputs() -> None:
     requests = Requests("strided", ((30, 100), (1, 90)))
     query, keys, weights = make(requests)
     plain = run_paged(requests, query, keys, weights)
-    query = torch.stack((query, query), -1)[..., 0]
-    weights = weights.T.contiguous().T
+    query = torch.stack((query, query), 1)[:, 0]
+    weights = torch.cat((weights, weights), -1)[:, :16]
     paged = page(requests, {"k": keys})
     cache = torch.cat((paged.caches["k"], paged.caches["k"]), -1)[..., 128:]
     assert not any(t.is_contiguous() for t in (query, weights, cache))
@@ -181,7 +181,7 @@ def test_strided_inputs() -> None:
         layout_key="PA_BSND",
         sparse_count=COUNT,
         **paged.layout(requests),
-    )[:, 0]
+    )[0][:, 0]
     assert_identical(strided, plain)
 
 

@@ -182,7 +182,7 @@ def test_unused_entries_and_empty_rows() -> None:
     inputs.indices[0] = -1
     inputs.indices[1, 0, 5:] = -1
     inputs.indices[2, 0, ::3] = -1  # not only at the end
-    inputs.indices[3, 0, 0] = 90  # beyond the last key
+    inputs.indices[2, 0, 1] = 89  # not visible yet
     out, peak, total = inputs.run(return_softmax_lse=True)
     wanted = inputs.oracle()
     torch.testing.assert_close(out, wanted[0])
@@ -249,7 +249,7 @@ def test_strided_inputs_and_one_cache_for_both_parts() -> None:
     both = [torch.cat(x, -1) for x in zip(inputs.latent, inputs.key_rope, strict=True)]
     cache = page(requests, {"both": both}).caches["both"]
     query = torch.cat((inputs.query, inputs.query_rope), -1)
-    indices = torch.stack((inputs.indices, inputs.indices), -1)[..., 0]
+    indices = torch.cat((inputs.indices, inputs.indices), -1)[..., :COUNT]
     assert not indices.is_contiguous()
     strided = inputs.run(
         query=query[..., :256],

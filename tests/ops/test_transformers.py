@@ -114,7 +114,7 @@ def select(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
         actual_seq_lengths_query=ends,
         actual_seq_lengths_key=ends,
         **layout,
-    )
+    )[0]
 
 
 def as_sets(rows: Tensor) -> list[set[int]]:
