@@ -1,1 +1,4 @@
-"""Operators and one decoder layer as ONNX functions."""
+"""Export of the operators, and of whole decoder layers, as ONNX functions of domain glm5.ascend.
+
+Importing this package imports neither onnx nor onnxruntime.
+"""
