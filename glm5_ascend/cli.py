@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ import click
 
 from glm5_ascend import __version__, console
 from glm5_ascend.env import OP_BACKENDS
-from glm5_ascend.errors import ExitCode, Glm5Error
+from glm5_ascend.errors import ExitCode, Glm5Error, PreflightError
 from glm5_ascend.exit_codes import help_epilog
 from glm5_ascend.streams import guard_standard_streams
 
@@ -84,6 +85,16 @@ class Glm5Group(click.Group):
             )
             code = ExitCode.INPUT
         sys.exit(int(code or 0))
+
+
+def _require(command: str, **extras: str) -> None:
+    """Refuse to start without a package; each is named with the extra that installs it."""
+    for package, extra in extras.items():
+        if find_spec(package) is None:
+            raise PreflightError(
+                f"{command} needs {package}, which is not installed",
+                f"pip install 'glm5-ascend[{extra}]'",
+            )
 
 
 def _voice(message: str) -> str:
@@ -198,6 +209,53 @@ def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str
     from glm5_ascend.deploy.serve import run
 
     return run(Path(model), list(vllm_args), dry_run=dry_run, op_backend=op_backend)
+
+
+@cli.command(short_help="Write an operator or a decoder layer as ONNX.")
+@click.argument(
+    "what", type=click.Choice(["lightning_indexer", "sparse_flash_attention", "mlapo", "layer"])
+)
+@click.option("-o", "--output", type=_DIRECTORY, required=True, help="File to write.")
+@click.option(
+    "--model",
+    type=_DIRECTORY,
+    help="Checkpoint: of the layer, or whose sizes an operator takes (GLM-5's without it).",
+)
+@click.option("--layer", type=int, help="Index of the layer.")
+@click.option(
+    "--layout",
+    type=click.Choice(["BSND", "PA_BSND"]),
+    help="Indexer and attention: padded batches (default), or packed queries and paged caches.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Operators: type of the float inputs and outputs, float32 by default.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["float", "w8a8", "w8a8-dynamic"]),
+    help="mlapo: scheme of the weights, float by default.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def export(as_json: bool, **options: Any) -> None:
+    """Write an operator, or one decoder layer with its weights, as ONNX.
+
+    The operators are functions of domain glm5.ascend with standard operators inside, so that any
+    runtime computes them, and one with a kernel of its own can put it in their place. Caches are
+    inputs and outputs. Weights of more than 2 GB go to a second file beside the first.
+
+    \b
+    Example:
+      glm5-ascend export layer --model GLM-5.2-w8a8 --layer 3 -o layer3.onnx
+    """
+    _require("export", torch="cpu", onnx="onnx")
+    from glm5_ascend.ops.onnx.command import run
+    from glm5_ascend.ops.onnx.options import options_of
+
+    summary = run(options_of(**options))
+    console.emit(summary.as_dict(), summary.as_text(), as_json=as_json)
 
 
 @cli.command(short_help="Show quantising and serving on the small model.")

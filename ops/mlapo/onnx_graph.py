@@ -7,14 +7,11 @@ and returns the caches with those rows. One of each per pair of weight schemes.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from glm5_ascend.ops.onnx.names import HEADER
 from glm5_ascend.ops.onnx.sizes import Sizes
 
-Scheme = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC"]
-# Function of the linear layer, suffix of its name, and the tensors beside the weight.
-LINEARS: dict[Scheme, tuple[str, str, tuple[str, ...]]] = {
+# By scheme: function of the linear layer, suffix of its name, and the tensors beside the weight.
+LINEARS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "FLOAT": ("Linear", "Float", ()),
     "W8A8_DYNAMIC": ("LinearW8A8Dynamic", "W8A8Dynamic", ("weight_scale",)),
     "W8A8": (
@@ -25,13 +22,13 @@ LINEARS: dict[Scheme, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def name(down: Scheme, up: Scheme, *, paged: bool = False) -> str:
+def name(down: str, up: str, *, paged: bool = False) -> str:
     """Name of the function for the schemes of the down projections (q_a, kv_a) and of q_b."""
     suffix = "" if down == up == "FLOAT" else LINEARS[down][1] + LINEARS[up][1]
     return f"Mlapo{'Paged' if paged else ''}{suffix}"
 
 
-def _matrices(down: Scheme, up: Scheme) -> list[list[str]]:
+def _matrices(down: str, up: str) -> list[list[str]]:
     """For each projection the names of its weight and of what belongs to it."""
     return [
         [matrix, *(f"{matrix}_{leaf}" for leaf in LINEARS[scheme][2])]
@@ -39,7 +36,7 @@ def _matrices(down: Scheme, up: Scheme) -> list[list[str]]:
     ]
 
 
-def _mlapo(down: Scheme, up: Scheme) -> str:
+def _mlapo(down: str, up: str) -> str:
     dq, uq_qr, dkv_kr = (", ".join(names) for names in _matrices(down, up))
     first, second = (f"glm5.ascend.{LINEARS[scheme][0]}" for scheme in (down, up))
     return f"""
@@ -78,7 +75,7 @@ def _mlapo(down: Scheme, up: Scheme) -> str:
 """
 
 
-def _mlapo_paged(down: Scheme, up: Scheme) -> str:
+def _mlapo_paged(down: str, up: str) -> str:
     matrices = _matrices(down, up)
     inputs = ", ".join(name for names in matrices for name in names)
     turned = "\n".join(
@@ -105,7 +102,7 @@ FUNCTIONS = tuple(
 )
 
 
-def graph(sizes: Sizes, dtype: str, down: Scheme = "FLOAT", up: Scheme = "FLOAT") -> str:
+def graph(sizes: Sizes, dtype: str, down: str = "FLOAT", up: str = "FLOAT") -> str:
     """Graph with one call of the operator; inputs are named as in our ``mlapo``.
 
     Args:
@@ -115,7 +112,7 @@ def graph(sizes: Sizes, dtype: str, down: Scheme = "FLOAT", up: Scheme = "FLOAT"
         up: scheme of weight_uq_qr.
     """
     q_rows = sizes.heads * (sizes.nope + sizes.rope)
-    projections: list[tuple[str, str, int, int, Scheme]] = [
+    projections: list[tuple[str, str, int, int, str]] = [
         ("dq", "x", sizes.hidden, sizes.q_lora, down),
         ("uq_qr", "cq", sizes.q_lora, q_rows, up),
         ("dkv_kr", "x", sizes.hidden, sizes.kv_lora + sizes.rope, down),

@@ -114,7 +114,9 @@ def _experts(suffix: str, linear: str, per_matrix: tuple[str, ...]) -> str:
     def arguments(matrix: str) -> str:
         return ", ".join(f"{name}_e" for name in (matrix, *(f"{matrix}_{x}" for x in per_matrix)))
 
-    inputs = ", ".join(f"{m}{s}" for s in ("", *(f"_{x}" for x in per_matrix)) for m in ("w13", "w2"))
+    inputs = ", ".join(
+        f"{m}{s}" for s in ("", *(f"_{x}" for x in per_matrix)) for m in ("w13", "w2")
+    )
     return f"""
 {HEADER}
 MoeExperts{suffix} (x, weights, ids, {inputs}) => (y) {{

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import onnx
 from onnx import helper, parser
@@ -21,42 +20,14 @@ from glm5_ascend.ops.mlapo import onnx_graph as mlapo
 from glm5_ascend.ops.onnx.functions import with_functions
 from glm5_ascend.ops.onnx.layer import build_layer
 from glm5_ascend.ops.onnx.names import DOMAIN, OPSET
+from glm5_ascend.ops.onnx.options import ExportOptions
 from glm5_ascend.ops.onnx.save import data_file, save
 from glm5_ascend.ops.onnx.sizes import Sizes
 from glm5_ascend.ops.onnx.weights import LayerWeights, Weight
 from glm5_ascend.ops.sparse_flash_attention import onnx_graph as sparse_flash_attention
 
-What = Literal["lightning_indexer", "sparse_flash_attention", "mlapo", "layer"]
-Dtype = Literal["float32", "float16", "bfloat16"]
-Layout = Literal["BSND", "PA_BSND"]
 _ONNX_DTYPE: dict[str, str] = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 _HF_LATENT_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """What the command line was asked for.
-
-    Attributes:
-        what: the operator, or a decoder layer.
-        output: file to write.
-        model: checkpoint of the layer; for an operator, the model whose sizes it takes, None for
-            those of GLM-5.
-        layer: index of the layer; None for operators.
-        layout: padded batches, or packed queries and paged caches; operators only.
-        dtype: of an operator's float inputs and outputs; a layer is float32.
-        quantisation: scheme of the weights of mlapo.
-        overwrite: replace an existing file.
-    """
-
-    what: What
-    output: Path
-    model: Path | None = None
-    layer: int | None = None
-    layout: Layout = "BSND"
-    dtype: Dtype = "float32"
-    quantisation: mlapo.Scheme = "FLOAT"
-    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +102,7 @@ def _operator(options: ExportOptions, sizes: Sizes) -> str:
         return lightning_indexer.graph(sizes, dtype, paged=paged)
     if options.what == "sparse_flash_attention":
         return sparse_flash_attention.graph(sizes, dtype, paged=paged)
-    return mlapo.graph(sizes, dtype, options.quantisation, options.quantisation)
+    return mlapo.graph(sizes, dtype, options.weights, options.weights)
 
 
 def _write(graph: onnx.GraphProto, weights: Sequence[Weight], output: Path) -> Summary:
@@ -149,13 +120,14 @@ def _write(graph: onnx.GraphProto, weights: Sequence[Weight], output: Path) -> S
 
 
 def _check_output(options: ExportOptions) -> None:
-    if not options.output.name:
-        raise Glm5Error(f"{options.output} is not a file name", "give one with -o, e.g. layer.onnx")
+    # Also what keeps --overwrite from replacing a file that is no export.
+    if options.output.suffix != ".onnx":
+        raise Glm5Error(f"{options.output} is not named as an ONNX file", "end its name in .onnx")
     for file in (options.output, data_file(options.output)):
-        if present(file) and (file.is_dir() or not options.overwrite):
+        if present(file) and not (options.overwrite and file.is_file()):
             raise Glm5Error(
                 f"{file} exists already",
-                "choose another name, or replace it with --overwrite",
+                "choose another name, or replace the file with --overwrite",
             )
 
 

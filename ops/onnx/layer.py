@@ -97,7 +97,10 @@ class _Layer:
 
     def mlapo(self, x: str) -> None:
         """Queries and the new rows of both caches."""
-        down, up = self.weights.scheme("self_attn.q_a_proj"), self.weights.scheme("self_attn.q_b_proj")
+        down, up = (
+            self.weights.scheme("self_attn.q_a_proj"),
+            self.weights.scheme("self_attn.q_b_proj"),
+        )
         kv_b = "self_attn.kv_b_proj.weight"
         self.graph.call_many(
             mlapo_name(down, up),
@@ -105,9 +108,7 @@ class _Layer:
             *self.matrix("self_attn.q_a_proj"),
             *self.matrix("self_attn.q_b_proj"),
             *self.matrix("self_attn.kv_a_proj_with_mqa"),
-            self.graph.weight(
-                self.weights.rows(kv_b, "self_attn.w_uk", slice(0, self.sizes.nope))
-            ),
+            self.graph.weight(self.weights.rows(kv_b, "self_attn.w_uk", slice(0, self.sizes.nope))),
             self.tensor("self_attn.q_a_layernorm.weight"),
             self.tensor("self_attn.kv_a_layernorm.weight"),
             "cos",

@@ -50,7 +50,7 @@ class Weight:
     def chunks(self) -> Iterator[tuple[str, memoryview]]:
         """Name and bytes of each part, read now."""
         for part in self.parts:
-            yield part.name, memoryview(np.ascontiguousarray(part.load())).cast("B")
+            yield part.name, np.ascontiguousarray(part.load()).data.cast("B")
 
 
 class LayerWeights:
