@@ -19,7 +19,7 @@ BIN := .venv/bin
 TORCH_FREE := tests/core tests/cli tests/deploy tests/test_packaging.py tests/test_cold_import.py
 # What else runs on Python 3.12 where a CPU build of torch is to be had for it.
 WITH_TORCH := tests/ops tests/quant tests/simulator tests/support
-TOOLS_312 := "transformers>=5.19,<5.20" safetensors "pytest>=9" "pytest-timeout>=2.3"
+TOOLS_312 := "transformers>=5.19,<5.20" safetensors "onnx>=1.23,<1.24" "onnxruntime>=1.32,<1.33" "pytest>=9" "pytest-timeout>=2.3"
 
 .NOTPARALLEL:
 .PHONY: demo test install install-dev lint test-312 clean
