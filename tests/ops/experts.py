@@ -1,118 +1,16 @@
-"""Random experts with int4 codes, and their NumPy oracles; nothing here uses ``glm5_ascend``."""
+"""Experts of the conformance suite, for the tests of the mixture of experts."""
 
 from __future__ import annotations
 
-from typing import Any
+from glm5_ascend.ops.verify.experts import (
+    EXPERTS,
+    HIDDEN,
+    INTER,
+    TOP_K,
+    Experts,
+    gate,
+    pack,
+    quantise,
+)
 
-import numpy as np
-import torch
-from torch import Tensor
-
-EXPERTS, TOP_K, HIDDEN, INTER = 16, 4, 192, 48
-
-
-def gate(
-    logits: np.ndarray, bias: np.ndarray, top_k: int, factor: float, normalise: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, ids) token after token in F64."""
-    all_weights, all_ids = [], []
-    for row in logits.astype(np.float64):
-        score = 1 / (1 + np.exp(-row))
-        ids = sorted(range(len(row)), key=lambda e, s=score: (-(s[e] + bias[e]), e))[:top_k]
-        weights = score[ids]
-        if normalise:
-            weights = weights / (weights.sum() + 1e-20)
-        all_weights.append(weights * factor)
-        all_ids.append(ids)
-    return np.array(all_weights), np.array(all_ids)
-
-
-def pack(codes: Tensor) -> Tensor:
-    """Bytes of row pairs of codes [E, N, K], with Python integers."""
-    low, high = (part.numpy().astype(np.int64) & 0xF for part in (codes[:, ::2], codes[:, 1::2]))
-    return torch.from_numpy((low | high << 4).astype(np.uint8).view(np.int8))
-
-
-def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, scale) of every row, in the arithmetic of x."""
-    scale = np.abs(x).max(-1, keepdims=True) / x.dtype.type(127)
-    return np.rint(x / np.where(scale == 0, 1, scale)).astype(np.int64), scale
-
-
-class Experts:
-    """x [T, 192], 16 experts of width 48, 4 per token with repeated and unused experts."""
-
-    def __init__(self, tokens: int, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.x = torch.randn(tokens, HIDDEN, dtype=torch.float64).to(dtype)
-        order = torch.rand(tokens, EXPERTS - 1).argsort(-1)  # expert 15 is never used
-        self.ids = order[:, :TOP_K].int()
-        self.weights = torch.rand(tokens, TOP_K).to(dtype if dtype == torch.float64 else None)
-        self.c13 = torch.randint(-8, 8, (EXPERTS, 2 * INTER, HIDDEN), dtype=torch.int8)
-        self.c2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, INTER), dtype=torch.int8)
-        self.s13 = torch.rand(EXPERTS, 2 * INTER, 1) * 0.02 + 0.005
-        self.s2 = torch.rand(EXPERTS, HIDDEN, 1) * 0.02 + 0.005
-        self.w13, self.w2 = (self.c13 * self.s13).to(dtype), (self.c2 * self.s2).to(dtype)
-
-    def quantised(self, scheme: str) -> dict[str, Any]:
-        """Arguments of ``moe_experts``."""
-        arguments = {
-            "x": self.x,
-            "topk_weights": self.weights,
-            "topk_ids": self.ids,
-            "w13": self.c13,
-            "w2": self.c2,
-            "scheme": scheme,
-            "w13_scale": self.s13,
-            "w2_scale": self.s2,
-        }
-        if scheme == "w4a8":
-            arguments["w13"], arguments["w2"] = pack(self.c13), pack(self.c2)
-            arguments["w13_scale_bias"] = 8 * (self.c13 * self.s13).sum(-1, keepdim=True)
-            chunks = (self.c2 * self.s2).view(EXPERTS, HIDDEN, 16, -1)
-            arguments["w2_scale_bias"] = 8 * chunks.sum(-1)
-        return arguments
-
-    def oracle(self, dtype: Any) -> Tensor:
-        """Float experts, one token after the other."""
-        out = np.zeros((len(self.x), HIDDEN), dtype)
-        x, weights = self.x.double().numpy().astype(dtype), self.weights.numpy().astype(dtype)
-        w13, w2 = (w.double().numpy().astype(dtype) for w in (self.w13, self.w2))
-        for t in range(len(x)):
-            for j, e in enumerate(self.ids[t].tolist()):
-                up = w13[e] @ x[t]
-                out[t] += weights[t, j] * (w2[e] @ (_silu(up[:INTER]) * up[INTER:]))
-        return torch.from_numpy(out)
-
-    def integer_oracle(self, scheme: str) -> tuple[Tensor, float]:
-        """(F64 result with integer products, what one code of the second layer can move it by)."""
-        out, step = np.zeros((len(self.x), HIDDEN)), 0.0
-        weights = self.weights.double().numpy()
-        c13, c2 = self.c13.numpy().astype(np.int64), self.c2.numpy().astype(np.int64)
-        s13, s2 = self.s13.double().numpy()[..., 0], self.s2.double().numpy()[..., 0]
-        for t, row in enumerate(self.x.float().numpy()):
-            codes, scale = quantise(row)
-            for j, e in enumerate(self.ids[t].tolist()):
-                up = (c13[e] @ codes) * s13[e] * float(scale[0])
-                middle, middle_scale = quantise(_silu(up[:INTER]) * up[INTER:])
-                down = (c2[e] @ middle) * s2[e] * float(middle_scale[0])
-                out[t] += weights[t, j] * down
-                step = max(step, float(weights[t, j] * middle_scale[0] * 8 * s2[e].max()))
-        return torch.from_numpy(out), step
-
-    def check(self, out: Tensor, scheme: str) -> None:
-        """Fail unless ``out`` is the integer oracle's, up to F32 rounding and, since SiLU rounds
-        differently in F64, up to one flipped code in one element of a hundred."""
-        oracle, step = self.integer_oracle(scheme)
-        assert out.dtype == torch.float32
-        assert out.shape == oracle.shape
-        if not len(out):
-            return
-        error = (out.double() - oracle).abs()
-        tight = 2e-6 * float(oracle.abs().max())
-        assert float(error.max()) <= tight + step, float(error.max())
-        assert float((error > tight).double().mean()) <= 0.01
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
+__all__ = ["EXPERTS", "HIDDEN", "INTER", "TOP_K", "Experts", "gate", "pack", "quantise"]

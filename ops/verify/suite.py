@@ -1,0 +1,110 @@
+"""The cases of the conformance suite.
+
+Every operator is run at GLM-5's shape (32 x 128 index heads, 64 heads over 512 + 64), at
+DeepSeek-V3.2's (64 x 128, 128 heads) and at the small model's (16 x 128, 4 heads over 256 + 64),
+on requests longer than the number of positions that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from glm5_ascend.ops.verify import caches, hadamard, linears, moe, norms
+from glm5_ascend.ops.verify.attention import AttentionCase
+from glm5_ascend.ops.verify.attention_data import DEEPSEEK, SMALL, AttentionShape
+from glm5_ascend.ops.verify.attention_data import KINDS as INDEX_KINDS
+from glm5_ascend.ops.verify.case import DTYPES, SIZES, Case
+from glm5_ascend.ops.verify.indexer import IndexerCase
+from glm5_ascend.ops.verify.indexer_data import KINDS as SCORE_KINDS
+from glm5_ascend.ops.verify.requests import REQUESTS, Layout, Requests
+
+LAYOUTS = (
+    Layout("TND", "TND"),
+    Layout("BSND", "BSND"),
+    Layout("BSND", "PA_BSND", 128),
+    Layout("TND", "PA_BSND", 1024),
+)
+BY_NAME = {requests.name: requests for requests in REQUESTS}
+# One to four query tokens per request, as drafts of different lengths leave them.
+DECODE = Requests("decode_1_to_4", ((1, 213), (2, 300), (3, 62), (4, 65)), seed=6)
+EDGES = Requests("page_edges", ((1, 127), (1, 128), (1, 129), (2, 16), (2, 17), (1, 1024)), seed=7)
+LONG = Requests("long", ((1, 2049), (1, 5000), (2, 4097), (4, 1521)), seed=8)
+# A tile of a real run: decode with drafts at 16k keys, and a piece of a prompt.
+TILE = Requests("tile", ((1, 16384), (4, 16321), (62, 4096)), seed=9)
+
+
+def cases(size: str = "normal") -> Iterator[Case]:
+    """All cases up to ``size``: "quick", "normal" or "full"."""
+    wanted = SIZES[: SIZES.index(size) + 1]
+    for source in (indexer, attention, caches.cases, hadamard.cases, norms.cases):
+        yield from (case for case in source() if case.size in wanted)
+    for source in (linears.cases, moe.cases):
+        yield from (case for case in source() if case.size in wanted)
+
+
+def indexer() -> Iterator[Case]:
+    """Requests, kinds of scores, layouts, dtypes, shapes and options, each varied on its own."""
+    for dtype, weights in ((torch.bfloat16, torch.float32), (torch.int8, torch.float16)):
+        both = {"dtype": dtype, "weights_dtype": weights}
+        for requests in (*REQUESTS, DECODE, EDGES):
+            yield IndexerCase(requests=requests, size="quick", **both)
+        for kind in SCORE_KINDS[1:]:
+            yield IndexerCase(requests=BY_NAME["decode"], kind=kind, size="quick", **both)
+            yield IndexerCase(requests=BY_NAME["mixed"], kind=kind, heads=16, **both)
+        for layout in LAYOUTS:
+            yield IndexerCase(requests=BY_NAME["mixed"], layout=layout, heads=16, **both)
+            yield IndexerCase(requests=DECODE, layout=layout, mode=0, **both)
+        yield IndexerCase(requests=DECODE, heads=64, **both)
+        yield IndexerCase(requests=BY_NAME["drafts"], strided=True, **both)
+        for kind in ("random", "two_values", "mostly_nan"):
+            yield IndexerCase(requests=DECODE, kind=kind, by_score=True, **both)
+        yield IndexerCase(requests=LONG, count=2048, **both)
+        for kind in ("rising", "falling", "equal", "two_values"):
+            yield IndexerCase(requests=LONG, count=2048, kind=kind, heads=8, **both)
+        yield IndexerCase(requests=TILE, count=2048, size="full", **both)
+        yield IndexerCase(requests=TILE, count=2048, heads=64, size="full", **both)
+    for dtype in (torch.float32, torch.float16):
+        yield IndexerCase(requests=BY_NAME["mixed"], heads=16, dtype=dtype, weights_dtype=dtype)
+        yield IndexerCase(requests=DECODE, dtype=dtype)
+    for weights in (torch.bfloat16, torch.float32):
+        yield IndexerCase(
+            requests=DECODE, weights_dtype=weights, with_values=True, by_score=True, size="quick"
+        )
+    yield IndexerCase(requests=DECODE, dtype=torch.int8, size="quick")
+
+
+def attention() -> Iterator[Case]:
+    """Requests, kinds of indices, layouts, dtypes, shapes and options, each varied on its own."""
+    for packed in (False, True):
+        shape = AttentionShape(8) if packed else SMALL
+        for requests in REQUESTS:
+            yield AttentionCase(requests=requests, shape=shape, packed=packed, size="quick")
+        for kind in INDEX_KINDS[1:]:
+            yield AttentionCase(
+                requests=BY_NAME["mixed"], shape=shape, kind=kind, packed=packed, size="quick"
+            )
+        for layout in LAYOUTS:
+            yield AttentionCase(
+                requests=DECODE, shape=shape, layout=layout, kind="holes", mode=0, packed=packed
+            )
+            yield AttentionCase(
+                requests=BY_NAME["chunk"], shape=shape, layout=layout, kind="future", packed=packed
+            )
+        for dtype in DTYPES:
+            yield AttentionCase(requests=DECODE, dtype=dtype, packed=packed, size="quick")
+            yield AttentionCase(requests=DECODE, shape=shape, dtype=dtype, std=4, packed=packed)
+        yield AttentionCase(requests=EDGES, shape=DEEPSEEK, packed=packed)
+        yield AttentionCase(requests=LONG, shape=AttentionShape(16), count=2048, packed=packed)
+        yield AttentionCase(requests=DECODE, shape=shape, block=8, count=16, packed=packed)
+        yield AttentionCase(requests=TILE, count=2048, packed=packed, size="full")
+    for dtype in DTYPES:
+        yield AttentionCase(
+            requests=BY_NAME["mixed"], shape=SMALL, dtype=dtype, one_cache=True, with_sums=True
+        )
+    yield AttentionCase(
+        requests=DECODE, layout=Layout("BSND", "BSND"), with_sums=True, kind="empty", size="quick"
+    )
+    yield AttentionCase(requests=DECODE, shape=SMALL, with_rope=False)
+    yield AttentionCase(requests=TILE, shape=DEEPSEEK, count=2048, size="full")
