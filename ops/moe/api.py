@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.dispatch import select
+from glm5_ascend.ops.dispatch import load
+from glm5_ascend.ops.moe.layer import Layer
 
 Scheme = Literal["float", "w8a8", "w4a8"]
 
@@ -40,15 +41,11 @@ def moe_gating(
         )
     if not 1 <= top_k <= logits.shape[1]:
         raise ValueError(f"top_k {top_k} must lie in 1..{logits.shape[1]}")
-    match select("moe", backend, logits):
-        case "reference":
-            from glm5_ascend.ops.moe import reference
-
-            return reference.gating(
-                logits, correction_bias, top_k, routed_scaling_factor, norm_topk_prob
-            )
-        case other:
-            raise NotImplementedError(other)
+    module = load("moe", backend, logits)
+    chosen: tuple[Tensor, Tensor] = module.gating(
+        logits, correction_bias, top_k, routed_scaling_factor, norm_topk_prob
+    )
+    return chosen
 
 
 def moe_experts(
@@ -90,8 +87,7 @@ def moe_experts(
         ValueError: shapes that contradict each other or a missing scale.
         BackendUnavailable: the named backend cannot run here.
     """
-    experts = w13.shape[0] if expert_map is None else expert_map.shape[0]
-    _check(x, topk_weights, topk_ids, w13, w2, scheme, experts)
+    _check(x, topk_weights, topk_ids, w13, w2, scheme)
     for name, tensor, rows in (("w13_scale", w13_scale, w13), ("w2_scale", w2_scale, w2)):
         _check_scale(name, tensor, rows, scheme, required=scheme != "float", width=1)
     for name, tensor, rows in (
@@ -105,25 +101,28 @@ def moe_experts(
         x = (x * topk_weights.to(x.dtype)).to(x.dtype)
         topk_weights = torch.ones_like(topk_weights)
     if expert_map is not None:
-        ids = topk_ids.long()
-        topk_ids = torch.where(ids < 0, -1, expert_map.long()[ids.clamp(min=0)])
-    match select("moe", backend, x):
-        case "reference":
-            from glm5_ascend.ops.moe import reference
+        topk_ids = _local(topk_ids, expert_map)
+    module = load("moe", backend, x)
+    out: Tensor = module.experts(
+        x,
+        topk_weights,
+        topk_ids,
+        Layer(w13, w13_scale, w13_scale_bias),
+        Layer(w2, w2_scale, w2_scale_bias),
+    )
+    return out
 
-            return reference.experts(
-                x,
-                topk_weights,
-                topk_ids,
-                reference.Layer(w13, w13_scale, w13_scale_bias),
-                reference.Layer(w2, w2_scale, w2_scale_bias),
-            )
-        case other:
-            raise NotImplementedError(other)
+
+def _local(ids: Tensor, expert_map: Tensor) -> Tensor:
+    """Local experts of global ones, int64; -1 stays -1."""
+    if ids.numel() and int(ids.max()) >= expert_map.shape[0]:
+        raise ValueError(f"topk_ids name expert {int(ids.max())} of {expert_map.shape[0]}")
+    ids = ids.long()
+    return torch.where(ids < 0, -1, expert_map.long()[ids.clamp(min=0)])
 
 
 def _check(
-    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, scheme: Scheme, experts: int
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, scheme: Scheme
 ) -> None:
     if scheme not in ("float", "w8a8", "w4a8"):
         raise ValueError(f"scheme must be float, w8a8 or w4a8, not {scheme}")
@@ -131,8 +130,6 @@ def _check(
         raise ValueError(
             f"weights {tuple(weights.shape)} and ids {tuple(ids.shape)} do not fit {tuple(x.shape)}"
         )
-    if ids.numel() and int(ids.max()) >= experts:
-        raise ValueError(f"topk_ids name expert {int(ids.max())} of {experts}")
     pairs = 2 if scheme == "w4a8" else 1
     hidden, inter = x.shape[1], w2.shape[2]
     if w13.shape[1:] != (2 * inter // pairs, hidden) or w2.shape[1] * pairs != hidden:

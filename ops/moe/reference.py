@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from glm5_ascend.ops.matmul import EXACT_TERMS, int_matmul, linear_rows
+from glm5_ascend.ops.moe import layer
 from glm5_ascend.ops.moe.packing import unpack_int4
 from glm5_ascend.ops.quant_linear.reference import dynamic_quant
 
@@ -34,12 +34,8 @@ class Groups:
         return out
 
 
-class Layer(NamedTuple):
-    """One linear layer of all experts; scales and scale_bias as in api."""
-
-    weight: Tensor
-    scale: Tensor | None
-    scale_bias: Tensor | None
+class Layer(layer.Layer):
+    """One linear layer of all experts, and how it is applied."""
 
     def apply(self, x: Tensor, groups: Groups) -> Tensor:
         """F32 or F64 [P, N] of x [P, K], row p through its expert."""
@@ -50,8 +46,16 @@ class Layer(NamedTuple):
         scale = self.scale.float().squeeze(-1).index_select(0, groups.expert)
         if self.scale_bias is None:
             return self._products(codes, groups) * scale * x_scale
-        bias = self.scale_bias.float().contiguous().sum(-1).index_select(0, groups.expert)
-        return (self._products(codes, groups) * scale + bias) * x_scale
+        return (self._products(codes, groups) * scale + self._bias(groups)) * x_scale
+
+    def _bias(self, groups: Groups) -> Tensor:
+        """F32 [P, N]: scale_bias of every row's expert, its columns added one after the other."""
+        assert self.scale_bias is not None
+        few = len(groups.expert) < self.scale_bias.shape[0]
+        columns = self.scale_bias.index_select(0, groups.expert) if few else self.scale_bias
+        first, *others = columns.float().unbind(-1)
+        total = sum(others, first)
+        return total if few else total.index_select(0, groups.expert)
 
     def _products(self, codes: Tensor, groups: Groups) -> Tensor:
         """Exact integers as F32 [P, N]: sum x_q w for w8a8, sum (x_q - 8) w for w4a8.
@@ -91,14 +95,21 @@ def gating(
     return weights * factor, ids.int()
 
 
-def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> Tensor:
-    """[T, H] in x's dtype; ids are local experts or -1."""
+def experts(x: Tensor, weights: Tensor, ids: Tensor, up: layer.Layer, down: layer.Layer) -> Tensor:
+    """[T, H] in x's dtype; ids are local experts or -1.
+
+    Raises:
+        ValueError: an id names no expert.
+    """
     tokens, top_k = ids.shape
+    if ids.numel() and int(ids.max()) >= up.weight.shape[0]:
+        raise ValueError(f"topk_ids name expert {int(ids.max())} of {up.weight.shape[0]}")
     wide = x if x.dtype == torch.float64 else x.float()
     flat = ids.flatten().long()
     counts = torch.bincount(flat + 1, minlength=up.weight.shape[0] + 1).tolist()
     order = flat.argsort(stable=True)[counts[0] :]
     groups = Groups(flat[order], counts[1:])
+    up, down = Layer(*up), Layer(*down)
     gate, lift = up.apply(wide.index_select(0, order // top_k), groups).chunk(2, -1)
     slots = wide.new_zeros(tokens * top_k, x.shape[1])
     slots[order] = down.apply(gate * _sigmoid(gate) * lift, groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from glm5_ascend.ops.dispatch import select
+from glm5_ascend.ops.dispatch import load
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") -> Tensor:
@@ -19,13 +19,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") ->
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
-    match select("norm_rope", backend, x):
-        case "reference":
-            from glm5_ascend.ops.norm_rope import reference
-
-            return reference.rms_norm(x, weight, eps)
-        case other:
-            raise NotImplementedError(other)
+    module = load("norm_rope", backend, x)
+    out: Tensor = module.rms_norm(x, weight, eps)
+    return out
 
 
 def layer_norm(
@@ -43,13 +39,9 @@ def layer_norm(
     """
     if not weight.shape == bias.shape == x.shape[-1:]:
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
-    match select("norm_rope", backend, x):
-        case "reference":
-            from glm5_ascend.ops.norm_rope import reference
-
-            return reference.layer_norm(x, weight, bias, eps)
-        case other:
-            raise NotImplementedError(other)
+    module = load("norm_rope", backend, x)
+    out: Tensor = module.layer_norm(x, weight, bias, eps)
+    return out
 
 
 def rotary_table(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -87,10 +79,6 @@ def rotary_interleaved(
         cos, sin = rotary_table(positions, x.shape[-1], theta)
     if not cos.shape == sin.shape == (x.shape[0], x.shape[-1] // 2) or x.shape[-1] % 2:
         raise ValueError(f"cos {tuple(cos.shape)} does not fit x {tuple(x.shape)}")
-    match select("norm_rope", backend, x):
-        case "reference":
-            from glm5_ascend.ops.norm_rope import reference
-
-            return reference.rotary_interleaved(x, cos, sin)
-        case other:
-            raise NotImplementedError(other)
+    module = load("norm_rope", backend, x)
+    out: Tensor = module.rotary_interleaved(x, cos, sin)
+    return out

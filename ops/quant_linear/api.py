@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.dispatch import select
+from glm5_ascend.ops.dispatch import load
 
 
 def dynamic_quant(x: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -17,13 +17,9 @@ def dynamic_quant(x: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
     Returns:
         (codes int8 [.., K] in -127..127, scale F32 [.., 1]). A zero row has scale 0 and codes 0.
     """
-    match select("quant_linear", backend, x):
-        case "reference":
-            from glm5_ascend.ops.quant_linear import reference
-
-            return reference.dynamic_quant(x)
-        case other:
-            raise NotImplementedError(other)
+    module = load("quant_linear", backend, x)
+    out: tuple[Tensor, Tensor] = module.dynamic_quant(x)
+    return out
 
 
 def linear_w8a8_dynamic(
@@ -48,13 +44,9 @@ def linear_w8a8_dynamic(
     _check_weight(x, weight)
     if weight_scale.shape != (weight.shape[0], 1):
         raise ValueError(f"weight_scale {tuple(weight_scale.shape)} must be [{weight.shape[0]}, 1]")
-    match select("quant_linear", backend, x):
-        case "reference":
-            from glm5_ascend.ops.quant_linear import reference
-
-            return reference.linear_w8a8_dynamic(x, weight, weight_scale, bias)
-        case other:
-            raise NotImplementedError(other)
+    module = load("quant_linear", backend, x)
+    out: Tensor = module.linear_w8a8_dynamic(x, weight, weight_scale, bias)
+    return out
 
 
 def linear_w8a8_static(
@@ -88,15 +80,11 @@ def linear_w8a8_static(
         )
     if input_scale.numel() != 1 or input_offset.numel() != 1:
         raise ValueError("input_scale and input_offset must have one element")
-    match select("quant_linear", backend, x):
-        case "reference":
-            from glm5_ascend.ops.quant_linear import reference
-
-            return reference.linear_w8a8_static(
-                x, weight, input_scale, input_offset, quant_bias, deq_scale
-            )
-        case other:
-            raise NotImplementedError(other)
+    module = load("quant_linear", backend, x)
+    out: Tensor = module.linear_w8a8_static(
+        x, weight, input_scale, input_offset, quant_bias, deq_scale
+    )
+    return out
 
 
 def _check_weight(x: Tensor, weight: Tensor) -> None:

@@ -1,0 +1,48 @@
+"""Functions of one operator's C++ library with their argument types, cheap to look up."""
+
+from __future__ import annotations
+
+from ctypes import c_double, c_int, c_int64, c_void_p
+from typing import Any
+
+from glm5_ascend.ops.native import library
+
+_TYPES: dict[str, Any] = {"p": c_void_p, "n": c_int64, "i": c_int, "d": c_double}
+# Calls that touch more values than this may use threads.
+_LARGE = 1 << 15
+
+
+class EntryPoints:
+    """Entry points of ``ops/<operator>/csrc``.
+
+    A decode step calls small functions a hundred times, so the library is asked for (which reads
+    instruction set and number of threads from the environment) at the first call and for calls
+    that are large enough to use threads, not for every one.
+
+    Args:
+        operator: folder of the operator.
+        signatures: function -> one letter per argument: p pointer, n int64, i int, d double.
+    """
+
+    def __init__(self, operator: str, signatures: dict[str, str]) -> None:
+        self._operator = operator
+        self._signatures = signatures
+        self._known: dict[str, Any] = {}
+
+    def get(self, name: str, values: int) -> Any:
+        """Function ``name`` for a call that touches ``values`` numbers.
+
+        Raises:
+            BackendUnavailable: the library cannot be compiled or run here.
+        """
+        if values < _LARGE and name in self._known:
+            return self._known[name]
+        function = getattr(library(self._operator), name)
+        if function.argtypes is None:
+            function.argtypes = [_TYPES[letter] for letter in self._signatures[name]]
+        self._known[name] = function
+        return function
+
+    def forget(self) -> None:
+        """Ask for the library again at the next call: its instruction set was changed."""
+        self._known.clear()

@@ -1,0 +1,134 @@
+"""Int8 linear layers in C++: exact int32 sums, then the reference's F32 operations in its order.
+
+Codes, scales and results equal the reference's bit by bit, so a row's bits depend on that row and
+the weights alone. Few rows are multiplied by kernels that read the weight as it lies in memory,
+once per call; many rows by torch's int8 product (oneDNN), where that is exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glm5_ascend.ops.entry_points import EntryPoints
+from glm5_ascend.ops.native import DTYPES, check
+
+# F64 and int8 have numbers in these kernels only.
+_FORMATS = DTYPES | {torch.float64: 3, torch.int8: 4}
+KERNELS = EntryPoints(
+    "quant_linear",
+    {
+        "g5_dynamic_quant": "pinnnpp",
+        "g5_linear_dynamic": "pinnnpnnpipip",
+        "g5_linear_static": "pinnnpnnpipippp",
+    },
+)
+
+
+def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes int8 [.., K], scale F32 [.., 1]); see api."""
+    x, rows, terms, stride = _rows(x)
+    codes = torch.empty(x.shape, dtype=torch.int8)
+    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
+    code = KERNELS.get("g5_dynamic_quant", rows * terms)(
+        x.data_ptr(),
+        _FORMATS[x.dtype],
+        rows,
+        terms,
+        stride,
+        codes.data_ptr(),
+        scale.data_ptr(),
+    )
+    check(code, "dynamic_quant")
+    return codes, scale
+
+
+def linear_w8a8_dynamic(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
+) -> Tensor:
+    """[.., N] in x's dtype; see api."""
+    x, rows, terms, stride = _rows(x)
+    weight, weight_stride = _matrix(weight)
+    outputs = weight.shape[0]
+    weight_scale = _vector(weight_scale)
+    if bias is not None:
+        bias = _vector(bias)
+    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
+    code = KERNELS.get("g5_linear_dynamic", rows * terms + outputs * terms)(
+        x.data_ptr(),
+        _FORMATS[x.dtype],
+        rows,
+        terms,
+        stride,
+        weight.data_ptr(),
+        outputs,
+        weight_stride,
+        weight_scale.data_ptr(),
+        _FORMATS[weight_scale.dtype],
+        None if bias is None else bias.data_ptr(),
+        0 if bias is None else _FORMATS[bias.dtype],
+        out.data_ptr(),
+    )
+    check(code, "linear_w8a8_dynamic")
+    return out
+
+
+def linear_w8a8_static(
+    x: Tensor,
+    weight: Tensor,
+    input_scale: Tensor,
+    input_offset: Tensor,
+    quant_bias: Tensor,
+    deq_scale: Tensor,
+) -> Tensor:
+    """[.., N] in x's dtype; see api."""
+    x, rows, terms, stride = _rows(x)
+    weight, weight_stride = _matrix(weight)
+    outputs = weight.shape[0]
+    input_scale, input_offset = _vector(input_scale), _vector(input_offset)
+    quant_bias, deq_scale = quant_bias.contiguous(), deq_scale.float().contiguous()
+    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
+    code = KERNELS.get("g5_linear_static", rows * terms + outputs * terms)(
+        x.data_ptr(),
+        _FORMATS[x.dtype],
+        rows,
+        terms,
+        stride,
+        weight.data_ptr(),
+        outputs,
+        weight_stride,
+        input_scale.data_ptr(),
+        _FORMATS[input_scale.dtype],
+        input_offset.data_ptr(),
+        _FORMATS[input_offset.dtype],
+        quant_bias.data_ptr(),
+        deq_scale.data_ptr(),
+        out.data_ptr(),
+    )
+    check(code, "linear_w8a8_static")
+    return out
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x or a plain copy, rows, width, elements between rows)."""
+    shape, strides = x.shape, x.stride()
+    width = shape[-1]
+    if len(shape) == 2 and strides[1] == 1:
+        return x, shape[0], width, strides[0]
+    return x.contiguous(), (x.numel() // width if width else 0), width, width
+
+
+def _matrix(weight: Tensor) -> tuple[Tensor, int]:
+    """(weight or a plain copy, elements between rows)."""
+    strides = weight.stride()
+    if strides[1] == 1:
+        return weight, strides[0]
+    weight = weight.contiguous()
+    return weight, weight.shape[1]
+
+
+def _vector(vector: Tensor) -> Tensor:
+    """``vector`` without gaps, in a format that the kernels read."""
+    if vector.dtype not in _FORMATS:
+        vector = vector.float()
+    return vector if vector.is_contiguous() else vector.contiguous()
