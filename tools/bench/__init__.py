@@ -1,0 +1,1 @@
+"""Measures the operators beside their peers; the command is ``tools.bench_ops``."""

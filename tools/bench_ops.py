@@ -1,0 +1,102 @@
+"""Time the CPU operators beside torch, torch.compile and vLLM's kernels, and check their goals.
+
+``python -m tools.bench_ops`` measures every case in one process, prints what it finds and appends
+one row per contestant to ``tools/results/ops_cpu.jsonl``; a run of chosen cases is recorded only
+where ``--json`` says. ``--render`` fills README.md, between ``<!-- generated: ops -->`` and
+``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.demo import SMALL_MODEL
+from glm5_ascend.ops.native import isa
+from tools.bench import cases, report
+from tools.bench.case import WrongResult
+from tools.bench.goals import verdicts
+from tools.bench.machine import QUIET, Affinity, Watch, busy_shares
+from tools.bench.runner import measure
+from tools.results_table import README, ROOT, last_run, provenance
+
+ROWS = ROOT / "tools" / "results" / "ops_cpu.jsonl"
+
+Row = dict[str, Any]
+
+
+def origin(command: Sequence[str]) -> Row:
+    """Where the rows of this run come from."""
+    row = provenance(SMALL_MODEL, command)
+    del row["model_sha256"]
+    return row | {"hardware": row["hardware"].split(",")[0], "isa": isa.selected().name}
+
+
+def run(names: Sequence[str], threads: int | None, seconds: float, compiled: bool) -> list[Row]:
+    """Measure and print the chosen cases; their rows.
+
+    Raises:
+        WrongResult: a contestant's result is not the reference's.
+    """
+    shares = busy_shares(0.5)
+    affinity = Affinity(shares)
+    print(f"processor {affinity.quietest} of {affinity.allowed} for one thread")
+    print("busy now: " + ", ".join(f"cpu{n} {100 * share:.0f} %" for n, share in shares.items()))
+    if any(share > QUIET for share in shares.values()):
+        print("THE MACHINE IS NOT IDLE: the numbers below are provisional")
+    chosen = cases.chosen(names, threads, len(affinity.allowed), compiled=compiled)
+    watch, rows = Watch(), []
+    for case in chosen:
+        found, load, absent = measure(case, seconds, affinity)
+        print("\n" + "\n".join(report.lines(found)))
+        print(f"  {load}")
+        for reason in absent:
+            print(f"  not measured: {reason}")
+        sys.stdout.flush()
+        rows += found
+    print(f"\nwhole run: {watch.load()}")
+    return rows
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line entry."""
+    parser = argparse.ArgumentParser(prog="tools.bench_ops", description=__doc__)
+    parser.add_argument("--case", nargs="+", default=[], help="patterns, as topk-* [all cases]")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per case [3]")
+    parser.add_argument(
+        "--threads", type=int, choices=(1, 2), help="1: one thread only; 2: two against one [both]"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--json", type=Path, help="append the rows there")
+    parser.add_argument("--render", action="store_true", help="only fill README.md")
+    parser.add_argument("--check", action="store_true", help="only compare README.md")
+    args = parser.parse_args(argv)
+    if args.check:
+        problems = report.check(README, ROWS)
+        print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
+        return int(bool(problems))
+    if args.render:
+        text = README.read_text(encoding="utf-8")
+        table = report.markdown(last_run(ROWS))
+        README.write_text(report.rendered(text, table), encoding="utf-8")
+        return 0
+    source = origin(["python", "-m", "tools.bench_ops", *argv])
+    try:
+        rows = run(args.case, args.threads, args.seconds, not args.no_compile)
+    except WrongResult as error:
+        print(f"error: not timed, since the result is wrong: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, verdicts(rows))))
+    file = args.json or (None if args.case or args.threads else ROWS)
+    if file is not None:
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(source | row) + "\n" for row in rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
