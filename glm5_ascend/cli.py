@@ -258,6 +258,32 @@ def export(as_json: bool, **options: Any) -> None:
     console.emit(summary.as_dict(), summary.as_text(), as_json=as_json)
 
 
+@cli.group(
+    "ops",
+    cls=Glm5Group,
+    invoke_without_command=True,
+    short_help="List the operators and their backends.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.pass_context
+def ops_group(context: click.Context, as_json: bool) -> None:
+    """List the fused operators, which backends can run them here, and why others cannot.
+
+    \b
+    Example:
+      glm5-ascend ops
+    """
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"put --json behind {context.invoked_subcommand}")
+        return
+    _require("ops", torch="cpu")
+    from glm5_ascend.ops.table import table
+
+    result = table()
+    console.emit(result.as_dict(), result.as_text(), as_json=as_json)
+
+
 @cli.command(short_help="Show quantising and serving on the small model.")
 @click.option("--keep", type=_DIRECTORY, help="Keep the quantised checkpoints in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")

@@ -17,6 +17,7 @@ import torch
 
 from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.native import compiler
 
 # Operator (or group of small functions) -> its folder.
 OPERATORS = {
@@ -47,6 +48,7 @@ _BACKENDS = {
     "ascendc": _Backend("ascendc", "torch_npu", "run inside the vllm-ascend image"),
     "torch_npu": _Backend("torch_npu_op", "torch_npu", "run inside the vllm-ascend image"),
 }
+_VARIABLE = "GLM5_ASCEND_OP_BACKEND"
 _DEVICE_DEFAULT = {"cpu": "reference", "cuda": "reference", "npu": "reference"}
 
 
@@ -65,9 +67,9 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     Raises:
         BackendUnavailable: the named backend does not exist or cannot run here.
     """
-    name = env.read("GLM5_ASCEND_OP_BACKEND") if backend == "auto" else backend
+    name = env.read(_VARIABLE) if backend == "auto" else backend
     if name == "auto":
-        name = _DEVICE_DEFAULT.get(tensor.device.type, "reference")
+        name = default(tensor.device.type, tensor.dtype)
     row = _look_up(operator, name)
     if row.reason:
         message = f"backend '{name}' of {operator} is not available: {row.reason}"
@@ -76,8 +78,20 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
 
 
 def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
-    """The module of the backend that ``select`` names; it holds the backend's functions."""
+    """The module of the backend that ``select`` names; it holds the backend's functions.
+
+    Raises:
+        BackendUnavailable: as ``select``.
+    """
     return _module(operator, select(operator, backend, tensor))
+
+
+def default(device: str, dtype: torch.dtype = torch.float32) -> str:
+    """What ``auto`` takes for tensors on a device of type ``device``.
+
+    F64 is the precision of oracles; no backend but the reference computes in it.
+    """
+    return "reference" if dtype == torch.float64 else _DEVICE_DEFAULT.get(device, "reference")
 
 
 @cache
@@ -100,6 +114,11 @@ def _look_up(operator: str, name: str) -> Availability:
         return Availability(
             operator, name, f"package {backend.package} is not installed", backend.remedy
         )
+    if name == "cpu":
+        try:
+            compiler.find()
+        except BackendUnavailable as missing:
+            return Availability(operator, name, missing.message, missing.hint)
     return Availability(operator, name, "", "")
 
 

@@ -95,8 +95,8 @@ def _float_kernel(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    _check_float(query, key, weights)
     where = _check(query, key, weights, **options)
+    _check_float(query, key, weights)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
     indices, values = dispatch.load("lightning_indexer", backend, query).forward(
@@ -126,8 +126,8 @@ def _float_fake(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    _check_float(query, key, weights)
     _check(query, key, weights, **options)
+    _check_float(query, key, weights)
     shape = _result_shape(query, options.get("sparse_count", 2048))
     values = query.new_empty(shape if return_value else (0,))
     return query.new_empty(shape, dtype=torch.int32), values
@@ -179,8 +179,8 @@ def _quant_kernel(
 ) -> Tensor:
     scales = query_dequant_scale, key_dequant_scale
     modes, dtypes = (query_quant_mode, key_quant_mode), (query_dtype, key_dtype)
-    _check_quant(query, key, weights, *scales, modes, dtypes)
     where = _check(query, key, weights, **options)
+    _check_quant(query, key, weights, *scales, modes, dtypes)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
     indices: Tensor = dispatch.load("lightning_indexer_quant", backend, query).forward_quant(
@@ -215,8 +215,8 @@ def _quant_fake(
 ) -> Tensor:
     scales = query_dequant_scale, key_dequant_scale
     modes, dtypes = (query_quant_mode, key_quant_mode), (query_dtype, key_dtype)
-    _check_quant(query, key, weights, *scales, modes, dtypes)
     _check(query, key, weights, **options)
+    _check_quant(query, key, weights, *scales, modes, dtypes)
     shape = _result_shape(query, options.get("sparse_count", 2048))
     return query.new_empty(shape, dtype=torch.int32)
 

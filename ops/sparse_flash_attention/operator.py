@@ -153,8 +153,8 @@ def _float_kernel(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_float(query, key, value, query_rope, key_rope, sinks)
     where = _check(query, key, sparse_indices, **options)
+    _check_float(query, key, value, query_rope, key_rope, sinks)
     requests, keys = layout.spans(where, query, key)
     indices, block = sparse_indices.flatten(0, -2), options.get("sparse_block_size", 1)
     _check_indices(indices, block, requests, keys)
@@ -190,8 +190,8 @@ def _float_fake(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_float(query, key, value, query_rope, key_rope, sinks)
     where = _check(query, key, sparse_indices, **options)
+    _check_float(query, key, value, query_rope, key_rope, sinks)
     out = query.new_empty((*query.shape[:-1], (key if value is None else value).shape[-1]))
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     shape: tuple[int, ...] = (0,)
@@ -307,8 +307,9 @@ def _check_both(
 ) -> Layout:
     own = {name: options[name] for name in _QUANT_ONLY if name in options}
     common = {name: given for name, given in options.items() if name not in own}
+    where = _check(query, key, sparse_indices, **common)
     _check_quant(query, key, value, key_quant_mode, value_quant_mode, **own)
-    return _check(query, key, sparse_indices, **common)
+    return where
 
 
 FLOAT = define(FLOAT_SCHEMA, _float_kernel, _float_fake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_auto_is_the_reference() -> None:
     assert torch.equal(ops.rms_norm(X, WEIGHT, 1e-5), ops.rms_norm(X, WEIGHT, 1e-5, backend="auto"))
 
 
-@pytest.mark.parametrize("name", ["cpu", "emulated", "triton", "ascendc", "torch_npu", "cuda"])
+@pytest.mark.parametrize("name", ["emulated", "triton", "ascendc", "torch_npu", "cuda"])
 def test_an_explicit_backend_never_falls_back(name: str) -> None:
     with pytest.raises(BackendUnavailable, match=f"'{name}' of norm_rope") as caught:
         ops.rms_norm(X, WEIGHT, 1e-5, backend=name)
@@ -55,10 +56,32 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_availability_covers_every_folder_and_every_documented_backend() -> None:
     table = ops.availability()
     folders = {p.parent.name for p in Path(dispatch.__file__).parent.glob("*/api.py")}
-    assert {row.operator for row in table} == folders == set(dispatch.OPERATORS)
+    assert {row.operator for row in table} == set(dispatch.OPERATORS)
+    assert folders == set(dispatch.OPERATORS.values())
     assert ["auto", *dispatch._BACKENDS] == list(env.OP_BACKENDS)
     for row in table:
-        assert (row.reason == "") == (row.backend == "reference"), row
+        folder = Path(dispatch.__file__).parent / dispatch.OPERATORS[row.operator]
+        file = folder / f"{dispatch._BACKENDS[row.backend].module}.py"
+        assert (row.reason == "") == file.exists(), row
+        assert (row.hint == "") == (row.reason == ""), row
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    dispatch._look_up.cache_clear()
+    yield
+    dispatch._look_up.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_cpu_backend_says_so_and_nothing_takes_its_place() -> None:
+    with pytest.raises(BackendUnavailable, match="no-such-compiler") as caught:
+        dispatch.select("lightning_indexer", "cpu", X)
+    assert "--op-backend reference" in caught.value.hint
+    assert dispatch.select("lightning_indexer", "reference", X) == "reference"
+    reasons = {row.reason for row in ops.availability() if row.backend == "cpu"}
+    assert any("no-such-compiler" in reason for reason in reasons)
 
 
 def test_importing_the_operators_loads_no_vendor_package() -> None:
@@ -72,5 +95,5 @@ def test_importing_the_operators_loads_no_vendor_package() -> None:
 
 def test_backends_do_not_import_each_other() -> None:
     for path in Path(dispatch.__file__).parent.glob("*/*.py"):
-        if path.name == "reference.py":
-            assert ".api" not in path.read_text(encoding="utf-8"), path
+        if path.name in ("reference.py", "cpu.py"):
+            assert "api import" not in path.read_text(encoding="utf-8"), path

@@ -217,39 +217,3 @@ def test_long_prefill_stays_below_64_mib_of_head_scores(monkeypatch: pytest.Monk
     run_paged(requests, query, keys, weights)
     assert sum(sizes) > 64 << 20
     assert max(sizes) <= 64 << 20
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layout_query": "SBH"}, "layout of query"),
-        ({"layout_key": "BSND"}, "block_table"),
-        ({"actual_seq_lengths_query": None}, "prefix sums"),
-        ({"actual_seq_lengths_query": torch.tensor([4, 3])}, "prefix sums"),
-        ({"actual_seq_lengths_query": torch.tensor([3, 99])}, "prefix sums"),
-        ({"actual_seq_lengths_key": None}, "per request"),
-        ({"actual_seq_lengths_key": torch.tensor([5, 999])}, "key lengths"),
-        ({"actual_seq_lengths_key": torch.tensor([5])}, "key lengths"),
-        ({"block_table": None}, "block_table"),
-        ({"sparse_mode": 1}, "sparse_mode"),
-        ({"sparse_count": 0}, "sparse_count"),
-        ({"weights": torch.zeros(4, 15)}, "weights"),
-        ({"key": torch.zeros(9, 16, 2, 128)}, "one head"),
-        ({"key": torch.zeros(9, 1, 128)}, "axes"),
-    ],
-)
-def test_contradictions_are_refused(change: dict[str, Any], message: str) -> None:
-    requests = Requests("bad", ((1, 5), (3, 70)))
-    query, keys, weights = make(requests)
-    paged = page(requests, {"k": keys})
-    arguments = {
-        "query": query,
-        "key": paged.caches["k"],
-        "weights": weights,
-        "actual_seq_lengths_key": requests.key_lengths(),
-        "layout_key": "PA_BSND",
-        **paged.layout(requests),
-    }
-    lightning_indexer(**arguments)
-    with pytest.raises(ValueError, match=message):
-        lightning_indexer(**{**arguments, **change})

@@ -267,24 +267,3 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = inputs.run()[0]
     monkeypatch.setattr(reference, "_CHUNK_BYTES", 1)
     assert_identical(inputs.run()[0], whole)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"attention_mode": 0}, "attention_mode"),
-        ({"sparse_mode": 2}, "sparse_mode"),
-        ({"sparse_indices": torch.zeros(3, 1, 64, dtype=torch.int32)}, "sparse_indices"),
-        ({"query_rope": None}, "go together"),
-        ({"query_rope": torch.zeros(4, 3, 64)}, "query_rope"),
-        ({"key_rope": torch.zeros(9, 8, 1, 64)}, "key_rope"),
-        ({"value": torch.zeros(9, 8, 1, 256)}, "value"),
-        ({"sparse_block_size": 0}, "sparse_block_size"),
-        ({"key": torch.zeros(9, 16, 1, 128)}, "one head"),
-        ({"layout_query": "NTD"}, "layout of query"),
-    ],
-)
-def test_contradictions_are_refused(change: dict[str, Any], message: str) -> None:
-    inputs = Inputs(Requests("bad", ((1, 5), (3, 70))))
-    with pytest.raises(ValueError, match=message):
-        inputs.run(**change)
