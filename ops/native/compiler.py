@@ -21,9 +21,6 @@ FLAGS = (
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unknown-pragmas",
 )
 # Entry points of pool.cpp are found in the library that was loaded before.
 _LINK = ("-shared", "-pthread")
