@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from glm5_ascend.ops import sparse_flash_attention
+from glm5_ascend.ops import layout, sparse_flash_attention
+from glm5_ascend.ops.layout import Layout
+from glm5_ascend.ops.sparse_flash_attention import cpu
 from glm5_ascend.ops.verify.compare import Figures, close
 from tools.bench.case import Absent, Case, Check, Contestant, near
 from tools.bench.peers import torch_pair, vllm
@@ -79,12 +81,10 @@ def gather_sdpa(query: Tensor, cache: Tensor, flat: Tensor, scale: float) -> Ten
     )
 
 
-def project(data: Data) -> Any:
+def project(data: Data) -> Callable[[], Tensor]:
     """The public function, paged keys."""
-    rows = len(data.query)
-    lengths = torch.tensor([rows], dtype=torch.int32), torch.tensor([CONTEXT], dtype=torch.int32)
-    latent, rope = data.cache[..., :LATENT], data.cache[..., LATENT:]
-    query, query_rope = data.query[..., :LATENT], data.query[..., LATENT:]
+    (query, query_rope), (latent, rope) = _parts(data.query), _parts(data.cache)
+    lengths = _lengths(data)
 
     def run() -> Tensor:
         return sparse_flash_attention(
@@ -96,6 +96,24 @@ def project(data: Data) -> Any:
         )[0]  # fmt: skip
 
     return run
+
+
+def kernel(data: Data) -> Callable[[], Tensor]:
+    """What the public function calls once its arguments are checked."""
+    query, key = _parts(data.query), [part.flatten(0, -2) for part in _parts(data.cache)]
+    where = Layout("TND", "PA_BSND", *_lengths(data), data.table, "kv")
+    spans = layout.spans(where, data.query, data.cache)
+    arguments = query, key, key[0], data.chosen, SCALE, 1
+    return lambda: cpu.forward(*arguments, *spans, causal=True)[0]
+
+
+def _parts(rows: Tensor) -> list[Tensor]:
+    return [rows[..., :LATENT], rows[..., LATENT:]]
+
+
+def _lengths(data: Data) -> tuple[Tensor, Tensor]:
+    rows = torch.tensor([len(data.query)], dtype=torch.int32)
+    return rows, torch.tensor([CONTEXT], dtype=torch.int32)
 
 
 def _strict(data: Data) -> Check:
@@ -129,6 +147,7 @@ def case(dtype: str, rows: int, *, compiled: bool) -> Case:
     def enter() -> Iterator[Contestant | Absent]:
         data = draw(rows, _DTYPES[dtype])
         yield Contestant("project", "project", project(data), _strict(data))
+        yield Contestant("kernel", "kernel", kernel(data), _strict(data))
         check = near(data.exact[0])
         flat_cache = data.cache.view(-1, WIDTH)
         arguments = data.query, flat_cache, data.flat, SCALE

@@ -32,8 +32,9 @@ class Contestant:
 
     Args:
         name: unique in its case.
-        kind: "project", "torch" (eager), "compiled" (torch.compile), "vllm" or "library" (the
-            GEMMs alone, not the whole operator).
+        kind: "project" (the public function), "kernel" (its backend, arguments checked before),
+            "torch" (eager), "compiled" (torch.compile), "vllm", "library" (the operator's GEMMs
+            alone) or "pass" (its data copied once).
         run: solves the problem; returns what ``check`` judges.
         check: compares with the reference.
         threads: how many it may use.

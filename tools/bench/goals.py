@@ -22,8 +22,8 @@ class CaseRows:
         return min(found, default=None)
 
     def share(self) -> float | None:
-        """Part of the arithmetic's limit that the project reaches."""
-        ours, limit = self.best("project"), self._rows[0].get("arithmetic_us")
+        """Part of the arithmetic's limit that the kernel reaches."""
+        ours, limit = self.best("kernel"), self._rows[0].get("arithmetic_us")
         return limit / ours if ours and limit else None
 
     def gain(self, *kinds: str) -> float | None:
@@ -90,16 +90,36 @@ _EAGER = _gain("torch")
 _FASTER = "times faster than torch's best"
 _NEVER = "never slower than torch.topk(sorted=False)"
 GOALS = (
-    Goal("indexer-scores-bf16-*", "share of the bf16 peak", CaseRows.share, 0.85, percent=True),
-    Goal("indexer-scores-int8-*", "share of the int8 peak", CaseRows.share, 0.80, percent=True),
+    Goal(
+        "indexer-scores-bf16-*",
+        "kernel's share of the bf16 peak",
+        CaseRows.share,
+        0.85,
+        percent=True,
+    ),
+    Goal(
+        "indexer-scores-int8-*",
+        "kernel's share of the int8 peak",
+        CaseRows.share,
+        0.80,
+        percent=True,
+    ),
     Goal("indexer-*bf16-32k", _FASTER, _TORCH, 1.15),
     Goal("indexer-*bf16-128k", _FASTER, _TORCH, 1.5),
     Goal("indexer-*int8-*", _FASTER, _TORCH, 1.5),
     Goal("topk-random-128k", "times faster than torch.topk(sorted=False)", _EAGER, 20.0),
     Goal("topk-random-32k", _NEVER, _EAGER, 1.0),
     Goal("topk-[!r]*", _NEVER, _EAGER, 1.0),
-    Goal("attention-bf16-1q", "share of the bf16 peak", CaseRows.share, 0.70, percent=True),
-    Goal("attention-bf16-1q", "share of the bf16 peak, aim", CaseRows.share, 0.80, percent=True),
+    Goal(
+        "attention-bf16-1q", "kernel's share of the bf16 peak", CaseRows.share, 0.70, percent=True
+    ),
+    Goal(
+        "attention-bf16-1q",
+        "kernel's share of the bf16 peak, aim",
+        CaseRows.share,
+        0.80,
+        percent=True,
+    ),
     Goal("attention-*", "never slower than torch eager", _EAGER, 1.0),
     Goal(
         "mlapo-*",
@@ -108,6 +128,7 @@ GOALS = (
         1.10,
         at_most=True,
     ),
+    Goal("mlapo-*", "never slower than torch eager", _EAGER, 1.0),
     Goal("threads-*", "two threads over one", CaseRows.scaling, 1.8),
 )
 

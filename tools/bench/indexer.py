@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops import lightning_indexer, lightning_indexer_quant
+from glm5_ascend.ops import layout, lightning_indexer, lightning_indexer_quant
+from glm5_ascend.ops.layout import Layout
+from glm5_ascend.ops.lightning_indexer import cpu
 from glm5_ascend.ops.verify.compare import Figures, error_limit, selection
 from tools.bench import indexer_peers as peers
 from tools.bench.case import Absent, Case, Check, Contestant, near
@@ -21,25 +23,47 @@ Entries = Iterator[Contestant | Absent]
 
 def project(data: Data, dtype: str, count: int) -> Callable[[], Tensor]:
     """The public function on paged keys; int32 [1, 1, count]."""
+    lengths = _lengths(data)
     where: dict[str, Any] = {
-        "actual_seq_lengths_query": torch.tensor([1], dtype=torch.int32),
-        "actual_seq_lengths_key": torch.tensor([data.count], dtype=torch.int32),
+        "actual_seq_lengths_query": lengths[0],
+        "actual_seq_lengths_key": lengths[1],
         "block_table": data.table,
         "layout_query": "TND",
         "layout_key": "PA_BSND",
         "sparse_count": count,
         "backend": "cpu",
     }
+    query, key, weights, *scales = _arguments(data, dtype)
+    if dtype == "bf16":
+        return lambda: lightning_indexer(query, key, weights, **where)[0]
+    query_scale, key_scale = scales
+    return lambda: lightning_indexer_quant(query, key, weights, query_scale, key_scale, **where)
+
+
+def kernel(data: Data, dtype: str, count: int) -> Callable[[], Tensor]:
+    """What the public function calls once its arguments are checked; int32 [1, count]."""
+    query, key, weights, *scales = _arguments(data, dtype)
+    where = Layout("TND", "PA_BSND", *_lengths(data), data.table)
+    spans = layout.spans(where, query, key)
+    rows = query, key.flatten(0, -2), weights
+    if dtype == "bf16":
+        return lambda: cpu.forward(*rows, *spans, count, causal=True)[0]
+    scale = scales[0], scales[1].flatten()
+    return lambda: cpu.forward_quant(*rows, *scale, *spans, count, causal=True)
+
+
+def _lengths(data: Data) -> tuple[Tensor, Tensor]:
+    return torch.tensor([1], dtype=torch.int32), torch.tensor([data.count], dtype=torch.int32)
+
+
+def _arguments(data: Data, dtype: str) -> tuple[Tensor, ...]:
+    """query [1, 32, 128], key [blocks, 128, 1, 128], weights [1, 32] and, if int8, both scales."""
     weights = data.weights[None]
     if dtype == "bf16":
-        query, key = data.query[None], data.paged(data.keys)
-        return lambda: lightning_indexer(query, key, weights, **where)[0]
+        return data.query[None], data.paged(data.keys), weights
     (query, query_scale), (keys, key_scale) = data.query_codes, data.key_codes
-    arguments = (
-        query[None], data.paged(keys), weights, query_scale[None],
-        data.paged(key_scale[:, None]).squeeze(-1),
-    )  # fmt: skip
-    return lambda: lightning_indexer_quant(*arguments, **where)
+    scale = data.paged(key_scale[:, None]).squeeze(-1)
+    return query[None], data.paged(keys), weights, query_scale[None], scale
 
 
 def _torch_scores(data: Data, dtype: str, check: Check, *, compiled: bool) -> Entries:
@@ -68,8 +92,9 @@ def scores(dtype: str, length: str, count: int, *, compiled: bool) -> Case:
     def enter() -> Entries:
         data = draw(count)
         oracle = data.scores(torch.float64, quantised=dtype == "int8")
-        run, chosen = project(data, dtype, 1), _chosen(data, dtype, "position")
-        yield Contestant("project, best 1", "project", run, chosen)
+        chosen = _chosen(data, dtype, "position")
+        yield Contestant("project, best 1", "project", project(data, dtype, 1), chosen)
+        yield Contestant("kernel, best 1", "kernel", kernel(data, dtype, 1), chosen)
         yield from _torch_scores(data, dtype, near(oracle), compiled=compiled)
         fp8 = peers.Fp8(data)
         yield vllm("vllm fp8_paged_mqa_logits", fp8.scores, near(fp8.oracle))

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tools.bench.goals import CaseRows, verdicts
+from tools.bench.goals import verdicts
 from tools.results_table import last_run
 
 Row = dict[str, Any]
@@ -66,7 +66,8 @@ def _caveats(rows: Sequence[Row]) -> str:
         " scores alone and vLLM's attention got their keys gathered beforehand, for nothing; vLLM's"
         " indexer is FP8 and chooses 512. The limit is that of the processor's own instructions,"
         f" measured in the same turns ({limits}, medians over the cases); the distance to the floor"
-        f" is time over max(operations / limit, bytes / bandwidth). Load average up to {load:.2f};"
+        f" is time over max(operations / limit, bytes / bandwidth). A kernel is what the function"
+        f" calls once it has checked its arguments. Load average up to {load:.2f};"
         f" other processes used up to {other:.2f} cores, the host took up to {stolen:.2f}."
     )
 
@@ -91,10 +92,9 @@ def _times(cases: dict[str, list[Row]]) -> list[str]:
             continue
         ours = _best(rows, ("project",))
         cells = [_cell(ours), *(_cell(_best(rows, kinds)) for kinds in _COLUMNS)]
-        share = CaseRows(rows).share()
-        floor = ours["median"] / ours["floor_us"] if ours and ours["floor_us"] else None
-        cells += ["–" if share is None else f"{100 * share:.0f} %"]
-        cells += ["–" if floor is None else f"{floor:.2f}x"]
+        limit, floor = (ours or {}).get("arithmetic_us"), (ours or {}).get("floor_us")
+        cells.append(f"{100 * limit / ours['median']:.0f} %" if ours and limit else "–")
+        cells.append(f"{ours['median'] / floor:.2f}x" if ours and floor else "–")
         out.append(f"| `{name}`: {rows[0]['title']} | {' | '.join(cells)} |")
     return out
 

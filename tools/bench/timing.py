@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 # A sample shorter than this says more about the clock and the interpreter than about the function.
 SAMPLE_NS = 200_000
+# A longer one does not notice what the caches held before.
+LONG_NS = 20_000_000
 WARM_UP_NS = 30_000_000
 WARM_UP_CALLS = 3
 
@@ -56,9 +58,9 @@ def race(
 ) -> dict[str, Timing]:
     """Time every entrant, in a new random order each round, for about ``seconds`` altogether.
 
-    All are warmed up before the first is timed. Before every sample there is one call that is not
-    timed: it pays for the caches that the entrant before left behind and for waking threads. The
-    order is drawn with a fixed seed.
+    All are warmed up before the first is timed. Before the sample of a function of less than 20 ms
+    there is one call that is not timed: it pays for the caches that the entrant before left behind
+    and for waking threads. The order is drawn with a fixed seed.
 
     Args:
         entrants: by name.
@@ -71,31 +73,34 @@ def race(
     order = list(entrants)
     shuffle = random.Random(0).shuffle
     with _no_collection():
-        repeats = {}
+        usual = {}
         for name, entrant in entrants.items():
             set_threads(entrant.threads)
-            repeats[name] = _warm_up(entrant.run, clock)
+            usual[name] = _warm_up(entrant.run, clock)
+        repeats = {name: max(1, round(SAMPLE_NS / spent)) for name, spent in usual.items()}
         end = clock() + seconds * 1e9
         while clock() < end or len(samples[order[0]]) < least:
             shuffle(order)
             for name in order:
                 set_threads(entrants[name].threads)
-                samples[name].append(_sample(entrants[name].run, repeats[name], clock))
+                run = entrants[name].run
+                if usual[name] < LONG_NS:
+                    run()
+                samples[name].append(_sample(run, repeats[name], clock))
     return {name: _timing(values, repeats[name]) for name, values in samples.items()}
 
 
-def _warm_up(run: Callable[[], object], clock: Clock) -> int:
-    """How many calls make a sample."""
+def _warm_up(run: Callable[[], object], clock: Clock) -> float:
+    """Nanoseconds that a call usually takes, never 0."""
     spent: list[int] = []
     while len(spent) < WARM_UP_CALLS or (sum(spent) < WARM_UP_NS and len(spent) < 1000):
         start = clock()
         run()
         spent.append(clock() - start)
-    return max(1, round(SAMPLE_NS / max(1.0, quantile(spent, 0.5))))
+    return max(1.0, quantile(spent, 0.5))
 
 
 def _sample(run: Callable[[], object], repeats: int, clock: Clock) -> float:
-    run()
     start = clock()
     for _ in range(repeats):
         run()
