@@ -117,10 +117,11 @@ LightningIndexer <sparse_count, sparse_mode>
 """
 
 # Whose query a row of a TND tensor is: request [T] and offset [T] in it, both clamped for rows of
-# nobody, which ``owned`` [T] tells; starts and lengths [B].
+# nobody, which ``owned`` [T] tells; starts and lengths [B], and the most queries of a request (one
+# where only rows of nobody are left, so that they have a place too).
 PACKED_ROWS = f"""
 {HEADER}
-PackedRows (query, query_ends) => (request, offset, owned, starts, lengths) {{
+PackedRows (query, query_ends) => (request, offset, owned, starts, lengths, most) {{
     zero = Constant <value = int64 {{0}}> ()
     one = Constant <value = int64 {{1}}> ()
     none = Constant <value_ints = [0]> ()
@@ -144,17 +145,19 @@ PackedRows (query, query_ends) => (request, offset, owned, starts, lengths) {{
     start = Gather <axis = 0> (starts, request)
     distance = Sub (token, start)
     offset = Where (owned, distance, zero)
+    longest = ReduceMax <keepdims = 0> (lengths)
+    some = Max (longest, one)
+    most = Min (some, tokens)
 }}
 """
 
-# Padded copies [B, most queries, ..] of packed rows [T, ..]; padding repeats some row.
+# Padded copies [B, most, ..] of packed rows [T, ..]; padding repeats some row.
 UNPACK_ROWS = f"""
 {HEADER}
-UnpackRows (rows, starts, lengths) => (padded) {{
+UnpackRows (rows, starts, most) => (padded) {{
     zero = Constant <value = int64 {{0}}> ()
     one = Constant <value = int64 {{1}}> ()
     last = Constant <value_ints = [-1]> ()
-    most = ReduceMax <keepdims = 0> (lengths)
     i = Range (zero, most, one)
     first = Unsqueeze (starts, last)
     wanted = Add (first, i)
@@ -191,9 +194,9 @@ LIGHTNING_INDEXER_PAGED = f"""
 {HEADER}
 LightningIndexerPaged <sparse_count, sparse_mode>
 (query, key, weights, query_ends, key_lengths, block_table) => (indices) {{
-    request, offset, owned, starts, lengths = glm5.ascend.PackedRows (query, query_ends)
-    q = glm5.ascend.UnpackRows (query, starts, lengths)
-    w = glm5.ascend.UnpackRows (weights, starts, lengths)
+    request, offset, owned, starts, lengths, most = glm5.ascend.PackedRows (query, query_ends)
+    q = glm5.ascend.UnpackRows (query, starts, most)
+    w = glm5.ascend.UnpackRows (weights, starts, most)
     k = glm5.ascend.GatherPages (key, block_table)
     padded = glm5.ascend.LightningIndexer
         <sparse_count: int = @sparse_count, sparse_mode: int = @sparse_mode>
@@ -222,23 +225,27 @@ FUNCTIONS = (
 )
 
 
-def graph(sizes: Sizes, dtype: str, *, paged: bool, sparse_mode: int = 3) -> str:
+def graph(
+    sizes: Sizes, dtype: str, *, paged: bool, sparse_mode: int = 3, weights_dtype: str = ""
+) -> str:
     """Graph with one call of the operator; inputs are named as in torch_npu.
 
     Args:
         sizes: heads, width and ``sparse_count``.
-        dtype: ONNX name of the dtype of query, key and weights.
+        dtype: ONNX name of the dtype of query and key.
         paged: TND queries with prefix sums and PA_BSND keys, instead of BSND both.
         sparse_mode: 3 or 0.
+        weights_dtype: of the head weights where they have another one.
     """
     heads, width, count = sizes.index_heads, sizes.index_dim, sizes.index_topk
+    weights_dtype = weights_dtype or dtype
     attributes = f"<sparse_count = {count}, sparse_mode = {sparse_mode}>"
     if paged:
         return f"""
         lightning_indexer (
             {dtype}[tokens, {heads}, {width}] query,
             {dtype}[blocks, block_size, 1, {width}] key,
-            {dtype}[tokens, {heads}] weights,
+            {weights_dtype}[tokens, {heads}] weights,
             int32[requests] actual_seq_lengths_query,
             int32[requests] actual_seq_lengths_key,
             int32[requests, pages] block_table
@@ -250,7 +257,7 @@ def graph(sizes: Sizes, dtype: str, *, paged: bool, sparse_mode: int = 3) -> str
     lightning_indexer (
         {dtype}[batch, queries, {heads}, {width}] query,
         {dtype}[batch, keys, 1, {width}] key,
-        {dtype}[batch, queries, {heads}] weights,
+        {weights_dtype}[batch, queries, {heads}] weights,
         int32[batch] actual_seq_lengths_query,
         int32[batch] actual_seq_lengths_key
     ) => (int32[batch, queries, 1, {count}] sparse_indices) {{

@@ -37,18 +37,17 @@ ATTEND_ROWS = f"""
 {HEADER}
 AttendRows <scale_value>
 (query, key, value, query_rope, key_rope, where, used) => (out, peak, total) {{
-    k = glm5.ascend.ChosenRows (key, where, used)
-    v = glm5.ascend.ChosenRows (value, where, used)
+    k_plain = glm5.ascend.ChosenRows (key, where, used)
     k_rope = glm5.ascend.ChosenRows (key_rope, where, used)
-    q = Cast <to = 1> (query)
+    v = glm5.ascend.ChosenRows (value, where, used)
+    k = Concat <axis = -1> (k_plain, k_rope)
+    q_plain = Cast <to = 1> (query)
     q_rope = Cast <to = 1> (query_rope)
-    k_columns = Transpose <perm = [0, 2, 1]> (k)
-    rope_columns = Transpose <perm = [0, 2, 1]> (k_rope)
-    plain = MatMul (q, k_columns)
-    turned = MatMul (q_rope, rope_columns)
-    both = Add (plain, turned)
+    q = Concat <axis = -1> (q_plain, q_rope)
+    columns = Transpose <perm = [0, 2, 1]> (k)
+    product = MatMul (q, columns)
     scale = Constant <value_float: float = @scale_value> ()
-    scaled = Mul (both, scale)
+    scaled = Mul (product, scale)
     middle = Constant <value_ints = [1]> ()
     row = Unsqueeze (used, middle)
     worst = Constant <value = float {{-inf}}> ()
@@ -159,8 +158,7 @@ SparseFlashAttentionPaged <scale_value, sparse_block_size, sparse_mode>
 => (out, softmax_max, softmax_sum) {{
     zero = Constant <value = int64 {{0}}> ()
     last = Constant <value_ints = [-1]> ()
-    request, offset, owned, starts, lengths = glm5.ascend.PackedRows (query, query_ends)
-    most = ReduceMax <keepdims = 0> (lengths)
+    request, offset, owned, starts, lengths, most = glm5.ascend.PackedRows (query, query_ends)
     by_request = glm5.ascend.VisibleKeys <sparse_mode: int = @sparse_mode>
         (most, lengths, key_lengths)
     b = Unsqueeze (request, last)
@@ -212,6 +210,7 @@ def graph(
     sparse_mode: int = 3,
     sparse_block_size: int = 1,
     own_value: int = 0,
+    scale: float | None = None,
 ) -> str:
     """Graph with one call of the operator; inputs are named as in torch_npu.
 
@@ -222,8 +221,10 @@ def graph(
         sparse_mode: 3 or 0.
         sparse_block_size: tokens per index.
         own_value: width of a separate ``value``; 0 takes the key as value, as MLA does.
+        scale: softmax scale, that of ``sizes`` if None.
     """
     heads, width, rope = sizes.heads, sizes.kv_lora, sizes.rope
+    scale = sizes.scale if scale is None else scale
     rows = "blocks, block_size" if paged else "batch, keys"
     lead = "tokens" if paged else "batch, queries"
     each = "requests" if paged else "batch"
@@ -246,7 +247,7 @@ def graph(
         float[{lse}] softmax_sum
     ) {{
         out, softmax_max, softmax_sum = glm5.ascend.SparseFlashAttention{"Paged" if paged else ""}
-            <scale_value = {sizes.scale!r}, sparse_block_size = {sparse_block_size},
+            <scale_value = {scale!r}, sparse_block_size = {sparse_block_size},
              sparse_mode = {sparse_mode}>
             (query, key, {"value" if own_value else "key"}, sparse_indices, query_rope, key_rope,
              actual_seq_lengths_query, actual_seq_lengths_kv{", block_table" if paged else ""})
