@@ -27,7 +27,7 @@ from glm5_ascend.ops.matmul import int_matmul, linear_rows
 _EXACT = 0.999 * (1 << 24)
 # oneDNN takes another kernel for one row, which adds in another order.
 _MIN_ROWS = 2
-# id of a storage -> (place, version) of a view -> (bytes, packed); an entry leaves with its storage.
+# id of a storage -> (place, version) of a view -> (bytes, packed); leaves with its storage.
 _packed: dict[int, dict[tuple[Hashable, int], tuple[int, Any]]] = {}
 
 
@@ -38,7 +38,7 @@ def int8_matmul(x: Tensor, weight: Tensor, *, exact: bool) -> Tensor:
     once (sums beyond 2^24), which is what converting it to F32 gives. Either way a row's bits
     depend on that row and the weight alone.
     """
-    if x.shape[0] <= 1 and weight.is_contiguous() or not _is_usable():
+    if (x.shape[0] <= 1 and weight.is_contiguous()) or not _is_usable():
         return int_matmul(x, weight)
     packed, longest = _pack(weight, _pack_int8)
     if exact and longest * _longest_row(x) >= _EXACT:

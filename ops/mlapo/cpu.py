@@ -1,13 +1,15 @@
-"""MLA pre-processing on the CPU: three passes in C++ around products of oneDNN.
+"""MLA pre-processing on the CPU: passes in C++ around the products.
 
-quantise -> down products -> norms, rotation, cache rows, quantise -> up product -> rotation, split
--> W_UK per head. Products use packed weights (ops/prepacked.py); for one row ``torch._int_mm``,
-which reads the weight as it is. Sums of int8 products are exact; what follows has the operations
-and roundings of the separate operators, so the results are theirs bit by bit.
+quantise | down products | norms, rotated key, cache rows, quantise | up product | rotated queries,
+W_UK per head. Sums of int8 products are exact, and the rest has the operations and roundings of
+the separate operators, so results are theirs bit by bit but for the order of float sums.
 
-A row's bits ignore the other rows where the products' do: int8 always; BF16 and F32 as measured
-(ops/prepacked.py, and F32 products with W_UK have at least four rows for it); F16 and F64 as
-``ops.linear_rows`` does.
+Which product is fastest was measured (Zen 4, one thread; README.md): int8 up to 8 rows by kernels
+that read the weight as it lies in memory, more rows by oneDNN with packed weights, as float
+weights always (ops/prepacked.py); W_UK by kernels of our own.
+
+A row's bits ignore the other rows: int8 and W_UK by construction, BF16 and F32 weights as measured
+of oneDNN, F16 and F64 weights as far as ``ops.linear_rows`` does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from glm5_ascend.ops import dispatch
 from glm5_ascend.ops.entry_points import EntryPoints
@@ -31,12 +32,13 @@ _KERNELS = EntryPoints(
     "mlapo",
     {
         "g5_mlapo_quantise": "pinnnddpp",
-        "g5_mlapo_latents": "in" + "pippn" + "pippnn" + "ppdpd" + "ppi" + "ppnpn" + "pppdd",
-        "g5_mlapo_heads": "innnn" + "pippp" + "ppi" + "pp",
+        "g5_mlapo_product": "pnnpnnp",
+        "g5_mlapo_latents": "in" + "pippn" + "pippnn" + "ppdpd" + "ppp" + "pnpn" + "pppdd",
+        "g5_mlapo_heads": "innnnn" + "pippp" + "pp" + "pnn" + "pp",
     },
 )
-# MKL adds in another order below this many rows.
-_MIN_ROWS = 4
+# From more rows on, oneDNN's product with a packed weight is faster.
+_FEW_ROWS = 8
 
 
 class _Product(NamedTuple):
@@ -71,8 +73,8 @@ def forward(inputs: Inputs) -> Outputs:
     down_q, down_kv = (_project(x, x_scale, down) for down in (inputs.down_q, inputs.down_kv))
     latent = _latents(inputs, down_q, down_kv, angles)
     up_input = latent.plain if latent.codes is None else latent.codes
-    nope, query_rope = _heads(inputs, _project(up_input, latent.scale, inputs.up_q), angles)
-    query, query_scale = _absorb(nope, inputs.absorb), None
+    query, query_rope = _heads(inputs, _project(up_input, latent.scale, inputs.up_q), angles)
+    query_scale = None
     if inputs.quantise_query:
         query_scale = torch.empty(sizes.tokens, sizes.heads, 1)
         query = _codes(query.view(-1, sizes.kv_lora), None, query_scale).view(query.shape)
@@ -109,24 +111,45 @@ def _numbers(static: Static | None) -> tuple[float, float]:
     return (1.0, 0.0) if static is None else (float(static.scale), float(static.offset))
 
 
-def _angles(inputs: Inputs) -> tuple[Tensor, Tensor, int]:
-    """cos and sin [T, rope / 2] without gaps, F64 where that and the activations are F64."""
-    wide = inputs.cos.dtype == inputs.dtype == torch.float64
-    kind = torch.float64 if wide else torch.float32
-    cos, sin = (table.to(kind).contiguous() for table in (inputs.cos, inputs.sin))
-    return cos, sin, _FORMATS[kind]
+def _angles(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, rope / 2] without gaps, in the format that rotation is computed in."""
+    wide = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    return inputs.cos.to(wide).contiguous(), inputs.sin.to(wide).contiguous()
 
 
 def _project(x: Tensor, row_scale: Tensor | None, linear: Linear) -> _Product:
     if linear.scale is None:
         return _Product(float_matmul(x, linear.weight), _PLAIN, None, None, None)
-    sums = int8_matmul(x, linear.weight, exact=linear.bias is not None)
+    if x.shape[0] <= _FEW_ROWS:
+        sums = _few_rows(x, linear.weight)
+    else:
+        sums = int8_matmul(x, linear.weight, exact=linear.bias is not None)
     kind = _INTEGERS if sums.dtype == torch.int32 else _WHOLE_F32
     return _Product(sums, kind, linear.scale, linear.bias, row_scale)
 
 
+def _few_rows(codes: Tensor, weight: Tensor) -> Tensor:
+    """int32 [T, N] of int8 codes [T, K] and weight [N, K]."""
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    codes = codes.contiguous()
+    rows, outputs = codes.shape[0], weight.shape[0]
+    sums = torch.empty(rows, outputs, dtype=torch.int32)
+    code = _KERNELS.get("g5_mlapo_product", rows * weight.numel())(
+        codes.data_ptr(),
+        rows,
+        codes.shape[1],
+        weight.data_ptr(),
+        outputs,
+        weight.stride(0),
+        sums.data_ptr(),
+    )
+    check(code, "mlapo")
+    return sums
+
+
 def _latents(
-    inputs: Inputs, down_q: _Product, down_kv: _Product, angles: tuple[Tensor, Tensor, int]
+    inputs: Inputs, down_q: _Product, down_kv: _Product, angles: tuple[Tensor, Tensor]
 ) -> _Latent:
     sizes, static = inputs.sizes, inputs.latent_static
     quantised = inputs.up_q.is_int8
@@ -134,7 +157,6 @@ def _latents(
     codes = torch.empty_like(plain, dtype=torch.int8) if quantised else None
     scale = torch.empty(sizes.tokens, 1) if quantised and static is None else None
     kv_cache, kr_cache, slots = _targets(inputs)
-    cos, sin, angle_format = angles
     code = _KERNELS.get("g5_mlapo_latents", plain.numel())(
         _FORMATS[inputs.dtype],
         sizes.tokens,
@@ -148,9 +170,7 @@ def _latents(
         inputs.eps_q,
         inputs.gamma_kv.contiguous().data_ptr(),
         inputs.eps_kv,
-        cos.data_ptr(),
-        sin.data_ptr(),
-        angle_format,
+        *(table.data_ptr() for table in angles),
         slots.data_ptr(),
         kv_cache.data_ptr(),
         _row_stride(kv_cache),
@@ -183,38 +203,28 @@ def _row_stride(rows: Tensor) -> int:
     return rows.stride(-2) if rows.shape[-2] > 1 else rows.stride(0)
 
 
-def _heads(
-    inputs: Inputs, up: _Product, angles: tuple[Tensor, Tensor, int]
-) -> tuple[Tensor, Tensor]:
-    """(nope [heads, T, nope] for the product with W_UK, rotated [T, heads, rope])."""
-    sizes = inputs.sizes
-    nope = torch.empty(sizes.heads, sizes.tokens, sizes.nope, dtype=inputs.dtype)
+def _heads(inputs: Inputs, up: _Product, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """(query [T, heads, kv_lora], rotated [T, heads, rope])."""
+    sizes, w_uk = inputs.sizes, inputs.absorb
+    if w_uk.stride(2) != 1:
+        w_uk = w_uk.contiguous()
+    query = torch.empty(sizes.tokens, sizes.heads, sizes.kv_lora, dtype=inputs.dtype)
     rope = torch.empty(sizes.tokens, sizes.heads, sizes.rope, dtype=inputs.dtype)
-    cos, sin, angle_format = angles
-    code = _KERNELS.get("g5_mlapo_heads", up.data.numel())(
+    code = _KERNELS.get("g5_mlapo_heads", sizes.tokens * w_uk.numel())(
         _FORMATS[inputs.dtype],
         sizes.tokens,
         sizes.heads,
         sizes.nope,
         sizes.rope,
+        sizes.kv_lora,
         *up.arguments(),
         address(up.row_scale),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        angle_format,
-        nope.data_ptr(),
+        *(table.data_ptr() for table in angles),
+        w_uk.data_ptr(),
+        w_uk.stride(0),
+        w_uk.stride(1),
+        query.data_ptr(),
         rope.data_ptr(),
     )
     check(code, "mlapo")
-    return nope, rope
-
-
-def _absorb(nope: Tensor, weight: Tensor) -> Tensor:
-    """[T, heads, kv_lora] of nope [heads, T, nope] and weight [heads, nope, kv_lora]."""
-    heads, rows, _ = nope.shape
-    if rows < _MIN_ROWS and nope.dtype != torch.bfloat16:
-        padded = functional.pad(nope, (0, 0, 0, _MIN_ROWS - rows))
-        return torch.bmm(padded, weight)[:, :rows].transpose(0, 1).contiguous()
-    query = torch.empty(rows, heads, weight.shape[2], dtype=nope.dtype)
-    torch.bmm(nope, weight, out=query.transpose(0, 1))
-    return query
+    return query, rope

@@ -4,6 +4,7 @@
 // instruction set and the number of threads.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 
 #include "g5_quant.h"
@@ -53,6 +54,11 @@ void activations(const Product& p, int64_t row, int64_t first, int64_t count, Wi
   }
   const T* x = static_cast<const T*>(p.data) + row * p.width + first;
   for (int64_t i = 0; i < count; i++) out[i] = wide(x[i]);
+}
+
+template <class T, class To>
+G5_INLINE void narrow_row(const T* x, int64_t n, To* out) {
+  for (int64_t i = 0; i < n; i++) narrow(x[i], &out[i]);
 }
 
 // x = T(x / sqrt(mean(x^2) + eps)) * gamma, rounded to T.
