@@ -45,7 +45,7 @@ from typing import Any
 import torch
 
 NAMESPACE = "glm5_ascend"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,8 +57,9 @@ def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) ->
         fake: returns empty tensors of the right shapes, dtypes and devices.
     """
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    tags = (torch.Tag.pt2_compliant_tag,)
+    _LIBRARY.define(schema, tags=tags)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     overload: Callable[..., Any] = getattr(torch.ops.glm5_ascend, name).default
     return overload

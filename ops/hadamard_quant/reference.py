@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ def rotate(x: Tensor) -> Tensor:
     rows, width = x.shape
     distance = 1
     while distance < width:
-        a, b = x.view(rows, -1, 2, distance).unbind(2)
+        a, b = x.view(rows, width // (2 * distance), 2, distance).unbind(2)
         x = torch.stack((a + b, a - b), 2)
         distance *= 2
-    return x.reshape(rows, width) * width**-0.5
+    return x.reshape(rows, width) * (1 / math.sqrt(width))

@@ -83,31 +83,34 @@ def forward_quant(
 
 
 class _Work(NamedTuple):
-    """What to select: ``score(rows [B * n], where [B, L])`` gives [B * n, L] of flat key rows."""
+    """What to select, ``most`` keys per row.
+
+    ``score(rows [B * n], where [B, L])`` gives [B * n, L], the scores of flat key rows ``where``.
+    """
 
     score: Callable[[Tensor, Tensor], Tensor]
     heads: int
     dtype: torch.dtype
     requests: Queries
     keys: Keys
-    count: int
+    most: int
     causal: bool
 
 
 def _select(work: _Work, *, sorted: bool, return_value: bool) -> tuple[Tensor, Tensor]:
-    """A row that sees at most ``count`` keys takes them all; scores only give their order."""
+    """A row that sees at most ``work.most`` keys takes them all; scores only give their order."""
     request, visible = visible_keys(work.requests, work.keys, causal=work.causal)
-    position = torch.arange(work.count, dtype=torch.int32, device=visible.device)
+    position = torch.arange(work.most, dtype=torch.int32, device=visible.device)
     out = torch.where(position < visible[:, None], position, -1)
     ranked = sorted or return_value
     values = torch.full(out.shape if ranked else (0,), -torch.inf, dtype=work.dtype)
     values = values.to(visible.device)
     seen = visible.tolist()
-    for least, most in ((work.count, sys.maxsize), (0, work.count if ranked else 0)):
+    for least, most in ((work.most, sys.maxsize), (0, work.most if ranked else 0)):
         for rows, where in _chunks(work, request, visible, seen, least, most):
             score = work.score(rows, where)
             if least:
-                out[rows] = best(score, visible[rows], work.count)
+                out[rows] = best(score, visible[rows], work.most)
             if ranked:
                 out[rows], values[rows] = _ranked(score, out[rows], in_order=sorted)
     return out, values if return_value else values.new_empty(0)

@@ -19,7 +19,7 @@ def forward(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
 
 def pack(latent: Tensor, key_rope: Tensor) -> Tensor:
     """int8 [T, 656] of latent [T, 512] and key_rope [T, 64]; see api.write_kv_rows."""
-    tiles = latent.float().unflatten(-1, (-1, TILE))
+    tiles = latent.float().view(len(latent), LATENT // TILE, TILE)
     scale = tiles.abs().amax(-1, keepdim=True) / 127
     codes = (tiles / scale.masked_fill(scale == 0, 1)).nan_to_num(0).round()
     # A subnormal scale is coarse: quotients may exceed 127.
@@ -30,9 +30,9 @@ def pack(latent: Tensor, key_rope: Tensor) -> Tensor:
 
 def unpack(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(latent BF16 [T, 512], key_rope BF16 [T, 64]) of int8 rows [T, 656]."""
-    codes, rope, scale = rows.split((LATENT, SCALES_AT - ROTATED_AT, PACKED - SCALES_AT), -1)
+    codes, rope, scale = rows[:, :LATENT], rows[:, ROTATED_AT:SCALES_AT], rows[:, SCALES_AT:]
     scale = scale.contiguous().view(torch.float32)[..., None]
-    latent = (codes.float().unflatten(-1, (-1, TILE)) * scale).flatten(-2)
+    latent = (codes.float().view(len(rows), LATENT // TILE, TILE) * scale).flatten(-2)
     return latent.to(torch.bfloat16), rope.contiguous().view(torch.bfloat16)
 
 

@@ -49,10 +49,10 @@ def forward_kv_quant(
     The rows in use become BF16 (ops/paged_cache); everything else is as in ``forward``.
     """
     flat, valid = _rows(indices, block, requests, keys, causal=causal)
-    used, place = flat.unique(return_inverse=True)
+    used, place = torch.unique(flat, return_inverse=True)
     rows = packed[used] if len(packed) else packed.new_zeros(len(used), packed.shape[1])
     latent, rotated = (part.to(query.dtype) for part in unpack(rows))
-    parts = list(query.split((latent.shape[1], rotated.shape[1]), -1))
+    parts = [query[..., : latent.shape[1]], query[..., latent.shape[1] :]]
     return _in_chunks(parts, [latent, rotated], latent, place, valid, scale)[0]
 
 

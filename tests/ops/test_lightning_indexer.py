@@ -113,6 +113,75 @@ def test_contiguous_layouts_equal_pages(requests: Requests) -> None:
         assert (padded[b, q:] == -1).all()
 
 
+@pytest.mark.parametrize("requests", REQUESTS, ids=str)
+def test_sorted_positions_and_their_values(requests: Requests) -> None:
+    """By descending score, equal scores by position; rows with few keys are ordered too."""
+    query, keys, weights = make(requests, dtype=torch.float64)
+    # Whole numbers: sums are exact, so that equal keys have equal scores in any order of adding.
+    query, keys, weights = query.round(), [k.round() for k in keys], weights.round()
+    for k in keys:
+        k[1::5] = k[: len(k[1::5])].clone()
+    paged = page(requests, {"k": keys})
+    chosen, values = lightning_indexer(
+        query,
+        paged.caches["k"],
+        weights,
+        actual_seq_lengths_key=requests.key_lengths(),
+        layout_key="PA_BSND",
+        sparse_count=COUNT,
+        sorted=True,
+        return_value=True,
+        **paged.layout(requests),
+    )
+    for t, (b, visible) in enumerate(requests.rows()):
+        scores = index_scores(query[t].numpy(), keys[b][:visible].numpy(), weights[t].numpy())
+        best = best_positions(scores, COUNT)
+        padding = COUNT - len(best)
+        row = chosen[t, 0, : len(best)].tolist()
+        assert sorted(row) == best
+        assert chosen[t, 0].tolist() == row + [-1] * padding
+        torch.testing.assert_close(values[t, 0, : len(best)], torch.from_numpy(scores[row]))
+        assert (values[t, 0, len(best) :] == -torch.inf).all()
+        pairs = list(zip((-values[t, 0]).tolist(), row, strict=False))
+        assert pairs == sorted(pairs)
+
+
+def test_values_belong_to_ascending_positions_and_nan_counts_as_minus_infinity() -> None:
+    requests = Requests("values", ((1, 200), (1, 30)))
+    query, keys, weights = make(requests)
+    keys[1][4:8] = torch.nan
+    paged = page(requests, {"k": keys})
+    chosen, values = lightning_indexer(
+        query,
+        paged.caches["k"],
+        weights,
+        actual_seq_lengths_key=requests.key_lengths(),
+        layout_key="PA_BSND",
+        sparse_count=COUNT,
+        return_value=True,
+        **paged.layout(requests),
+    )
+    assert_identical(chosen[:, 0], run_paged(requests, query, keys, weights))
+    for t, (b, _) in enumerate(requests.rows()):
+        row = [s for s in chosen[t, 0].tolist() if s >= 0]
+        scores = index_scores(query[t].numpy(), keys[b].numpy(), weights[t].numpy())
+        wanted = torch.from_numpy(np.where(np.isnan(scores), -np.inf, scores)[row]).float()
+        torch.testing.assert_close(values[t, 0, : len(row)], wanted, rtol=1e-5, atol=1e-4)
+    assert (values[1, 0, 4:8] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "dim"), [("GLM-5", 32, 128), ("DeepSeek-V3.2", 64, 128), ("small", 16, 32)]
+)
+def test_shapes_of_the_models(name: str, heads: int, dim: int) -> None:
+    requests = Requests(name, ((4, 2300), (1, 2049), (1, 40)))
+    query, keys, weights = make(requests, heads, dim, torch.bfloat16)
+    oracle = oracle_scores(requests, query, keys, weights)
+    chosen = run_paged(requests, query, keys, weights, sparse_count=2048)
+    assert chosen.shape == (6, 2048)
+    assert_same_selection(chosen, oracle, limit=1e-3)
+
+
 def test_without_a_mask_every_key_is_visible() -> None:
     requests = Requests("no_mask", ((5, 100),))
     query, keys, weights = make(requests, dtype=torch.float64)
