@@ -284,6 +284,46 @@ def ops_group(context: click.Context, as_json: bool) -> None:
     console.emit(result.as_dict(), result.as_text(), as_json=as_json)
 
 
+@ops_group.command(short_help="Check the operators' backends on this machine.")
+@click.option(
+    "--backend",
+    "backends",
+    type=click.Choice(OP_BACKENDS[1:]),
+    multiple=True,
+    help="Backend to check; repeat for more. Without it, all that can run here.",
+)
+@click.option("--op", "names", multiple=True, help="Operator to check; repeat for more.")
+@click.option("--quick", "size", flag_value="quick", help="The most telling cases only.")
+@click.option("--full", "size", flag_value="full", help="Tiles of real size too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def verify(
+    backends: tuple[str, ...], names: tuple[str, ...], size: str | None, as_json: bool
+) -> int:
+    """Run the conformance suite: hostile inputs, oracles in F64, derived error budgets.
+
+    The table shows, of all cases of an operator on a backend, the error nearest to its budget, the
+    worst cosine difference and the worst share of the right index positions. Exit code 1 if
+    anything fails.
+
+    \b
+    Example:
+      glm5-ascend ops verify --backend cpu --op lightning_indexer
+    """
+    _require("ops verify", torch="cpu")
+    from glm5_ascend.ops.verify.command import operators
+    from glm5_ascend.ops.verify.command import verify as run
+
+    known = operators()
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"{name!r} is not one of {', '.join(known)}", param_hint="--op"
+            )
+    report = run(backends, names, size or "normal", quiet=as_json)
+    console.emit(report.as_dict(), report.as_text(), as_json=as_json)
+    return int(ExitCode.DONE if report.passed else ExitCode.INPUT)
+
+
 @cli.command(short_help="Show quantising and serving on the small model.")
 @click.option("--keep", type=_DIRECTORY, help="Keep the quantised checkpoints in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")

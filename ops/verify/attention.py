@@ -175,21 +175,18 @@ class AttentionProblem(Problem):
 
     def judge(self, outputs: Outputs) -> Figures:
         """Result, and row maxima and sums if there are any."""
-        found = [self._against(outputs, self.oracle, self.low)]
-        if not outputs["clean"]:
-            found.append(Figures(problem="rows of no request are not zero"))
-        for name in ("max", "sum"):
-            if name in outputs:
-                found.append(
-                    compare.close(
-                        outputs[name], self.oracle[name], self.low[name], name=f"softmax_{name}"
-                    )
-                )
-        return compare.worst(found)
+        return self._against(outputs, self.oracle, self.low)
 
     def _against(self, outputs: Outputs, oracle: Outputs, low: Outputs) -> Figures:
-        rounded = low["out"].to(self.case.dtype)
-        return compare.close(outputs["out"], oracle["out"], rounded, name="out")
+        rounded = low | {"out": low["out"].to(self.case.dtype)}
+        found = [
+            compare.close(outputs[name], oracle[name], rounded[name], name=name)
+            for name in ("out", "max", "sum")
+            if name in outputs
+        ]
+        if not outputs["clean"]:
+            found.append(Figures(problem="rows of no request are not zero"))
+        return compare.worst(found)
 
     def mistakes(self) -> Iterator[tuple[str, Verdict]]:
         """Each attends the wrong way."""

@@ -147,14 +147,17 @@ class IndexerProblem(Problem):
 
     def judge(self, outputs: Outputs) -> Figures:
         """The selection, its order, and the values if there are any."""
-        found = [self.chosen(outputs, self.oracle, self.visible)]
+        return self._against(outputs, self.oracle, self.low, self.visible)
+
+    def _against(self, outputs: Outputs, oracle: Tensor, low: Tensor, visible: Tensor) -> Figures:
+        found = [self._chosen(outputs, oracle, visible)]
         if not outputs["clean"]:
             found.append(Figures(problem="rows of no request hold positions"))
-        if "values" in outputs:
-            found.append(self._values(outputs))
+        if "values" in outputs and not found[0].problem:
+            found.append(self._values(outputs, oracle, low))
         return compare.worst(found)
 
-    def chosen(self, outputs: Outputs, scores: Tensor, visible: Tensor) -> Figures:
+    def _chosen(self, outputs: Outputs, scores: Tensor, visible: Tensor) -> Figures:
         """Whether the positions are the best of ``scores``; exactly where ties decide."""
         if outputs["indices"].dtype != torch.int32:
             return Figures(problem=f"indices are {outputs['indices'].dtype}, wanted int32")
@@ -168,40 +171,59 @@ class IndexerProblem(Problem):
         ties = compare.identical(outputs["indices"], wanted, name="ties to the lowest position")
         return replace(figures, problem=ties.problem)
 
-    def _values(self, outputs: Outputs) -> Figures:
+    def _values(self, outputs: Outputs, oracle: Tensor, low: Tensor) -> Figures:
         positions = outputs["indices"].long()
         unused = positions < 0
-        oracle, low = (
+        wanted, rough = (
             s.gather(1, positions.clamp(min=0)).masked_fill(unused, -torch.inf)
-            for s in (self.oracle, self.low)
+            for s in (oracle, low)
         )
         values = outputs["values"]
-        return compare.close(values, oracle, low.float().to(values.dtype), name="values")
+        return compare.close(values, wanted, rough.float().to(values.dtype), name="values")
 
     def mistakes(self) -> Iterator[tuple[str, Verdict]]:
         """Each recomputes the scores or the mask the wrong way."""
-        no_relu = partial(formula.index_scores, relu=False)
-        longest = torch.tensor([k for _, k in self.case.requests.lengths])
-        longest = longest[[b for b, _ in self.case.requests.rows()]]
-        shifted = {
-            f"one key too {word}": (self.visible + by).clamp(min=0).minimum(longest)
-            for word, by in (("many", 1), ("few", -1))
-        }
 
         def scored(score: Scores) -> Verdict:
-            return lambda outputs: self.chosen(outputs, self.scores(score=score), self.visible)
+            def verdict(outputs: Outputs) -> Figures:
+                both = [self.scores(dtype=dtype, score=score) for dtype in (np.float64, np.float32)]
+                return self._against(outputs, *both, self.visible)
+
+            return verdict
 
         def masked(visible: Tensor) -> Verdict:
-            return lambda outputs: self.chosen(outputs, self.oracle, visible)
+            return lambda outputs: self._against(outputs, self.oracle, self.low, visible)
 
-        yield "missing ReLU", scored(no_relu)
-        yield (
-            "head weights without sign",
-            scored(lambda q, k, w, d: formula.index_scores(q, k, np.abs(w), d)),
-        )
-        for name, visible in shifted.items():
-            yield name, masked(visible)
+        rows = [b for b, _ in self.case.requests.rows()]
+        longest = torch.tensor([k for _, k in self.case.requests.lengths])[rows]
+        yield "missing ReLU", scored(partial(formula.index_scores, relu=False))
+        yield "head weights without sign", scored(_unsigned)
+        yield "head weights in BF16", scored(_rough_weights)
+        yield "one key too many", masked((self.visible + 1).minimum(longest))
+        yield "one key too few", masked((self.visible - 1).clamp(min=0))
         yield "no causal mask", masked(longest)
+        if self.case.kind in EXACT:
+            yield "ties to the highest position", self._highest_ties
+
+    def _highest_ties(self, outputs: Outputs) -> Figures:
+        """Whether the positions are the best when the higher one wins."""
+        wanted = torch.full_like(outputs["indices"], -1)
+        for row, seen in enumerate(self.visible.tolist()):
+            backwards = self.oracle[row, :seen].flip(0).sort(descending=True, stable=True).indices
+            chosen = (seen - 1 - backwards[: self.case.count]).int()
+            wanted[row, : len(chosen)] = chosen if self.case.by_score else chosen.sort().values
+        return compare.identical(outputs["indices"], wanted, name="indices")
+
+
+def _unsigned(q: formula.Array, k: formula.Array, w: formula.Array, dtype: Any) -> formula.Array:
+    return formula.index_scores(q, k, np.abs(w), dtype)
+
+
+def _rough_weights(
+    q: formula.Array, k: formula.Array, w: formula.Array, dtype: Any
+) -> formula.Array:
+    rough = torch.from_numpy(w).bfloat16().double().numpy()
+    return formula.index_scores(q, k, rough, dtype)
 
 
 def best(scores: Tensor, visible: Tensor, count: int, *, by_score: bool = False) -> Tensor:

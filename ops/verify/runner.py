@@ -12,7 +12,15 @@ from glm5_ascend.ops.verify.case import Call, Case, Outputs, Problem, Unsupporte
 from glm5_ascend.ops.verify.compare import Figures
 
 # What a composed operator of the suite is made of.
-PARTS = {"attention_layers": ("mlapo", "lightning_indexer", "sparse_flash_attention")}
+PARTS = {
+    "attention_layers": (
+        "norm_rope",
+        "mlapo",
+        "paged_cache",
+        "lightning_indexer",
+        "sparse_flash_attention",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which backends run which operator: ``calls[operator][backend]``."""
+    """Which backends run which operator: ``calls[operator][backend]``.
+
+    ``named``: the caller named the backends, so one that cannot run after all is an error.
+    """
 
     calls: Mapping[str, Mapping[str, Call]]
     refusals: Sequence[Refusal]
+    named: bool
 
 
 def public(backend: str) -> Call:
@@ -105,7 +117,7 @@ def plan(
                 f"backend '{backend}' of {mine[0].operator} is not available: {mine[0].reason}",
                 mine[0].hint,
             )
-    return Plan(calls, refusals if backends else [])
+    return Plan(calls, refusals if backends else [], bool(backends))
 
 
 def _names() -> list[str]:
@@ -126,16 +138,26 @@ def _refusal(operator: str, backend: str) -> Refusal | None:
 
 
 def run(
-    cases: Iterable[Case], calls: Plan, done: Callable[[Result], None] = lambda result: None
+    cases: Iterable[Case], runs: Plan, done: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
-    """Every case on every backend of the plan; inputs and oracle are computed once per case."""
+    """Every case on every backend of the plan; inputs and oracle are computed once per case.
+
+    Raises:
+        BackendUnavailable: a named backend turned out to be unable to run.
+    """
     results = []
     for case in cases:
         problem: Problem | None = None
-        for backend, call in calls.calls[case.operator].items():
+        for backend, call in runs.calls[case.operator].items():
             problem = problem or case.problem()
-            results.append(run_one(case, problem, backend, call))
-            done(results[-1])
+            try:
+                result = run_one(case, problem, backend, call)
+            except BackendUnavailable as reason:
+                if runs.named:
+                    raise
+                result = Result(case, backend, Figures(), declined=reason.message)
+            results.append(result)
+            done(result)
     return results
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glm5_ascend.ops.verify import caches, hadamard, linears, moe, norms
+from glm5_ascend.ops.verify import caches, hadamard, layers, linears, mlapo, moe, norms
 from glm5_ascend.ops.verify.attention import AttentionCase
 from glm5_ascend.ops.verify.attention_data import DEEPSEEK, SMALL, AttentionShape
 from glm5_ascend.ops.verify.attention_data import KINDS as INDEX_KINDS
@@ -40,7 +40,7 @@ def cases(size: str = "normal") -> Iterator[Case]:
     wanted = SIZES[: SIZES.index(size) + 1]
     for source in (indexer, attention, caches.cases, hadamard.cases, norms.cases):
         yield from (case for case in source() if case.size in wanted)
-    for source in (linears.cases, moe.cases):
+    for source in (linears.cases, moe.cases, mlapo.cases, layers.cases):
         yield from (case for case in source() if case.size in wanted)
 
 
