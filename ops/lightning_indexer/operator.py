@@ -183,7 +183,7 @@ def _quant_kernel(
     _check_quant(query, key, weights, *scales, modes, dtypes)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
-    indices: Tensor = dispatch.load("lightning_indexer_quant", backend, query).forward_quant(
+    indices: Tensor = dispatch.load("lightning_indexer_quant", backend, weights).forward_quant(
         query.flatten(0, -3),
         key.flatten(0, -2),
         weights.flatten(0, -2),

@@ -101,7 +101,7 @@ def _write_kv(
 ) -> None:
     _check_write_kv(cache, latent, key_rope, slot_mapping)
     _check_values(cache, slot_mapping)
-    module = dispatch.load(_GROUP, backend, cache)
+    module = dispatch.load(_GROUP, backend, latent)
     module.write_kv_rows(cache.view(torch.int8), latent, key_rope, slot_mapping)
 
 
