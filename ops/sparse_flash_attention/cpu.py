@@ -1,0 +1,186 @@
+"""Sparse flash attention in C++ (csrc/): tiles of keys, softmax with a running maximum.
+
+A row's bits depend on its own request only: neither on the other rows of the batch, nor on where
+its keys lie in the cache, nor on the number of threads. They differ between instruction sets.
+
+Arithmetic. BF16 with AVX-512: exact products of BF16 numbers and F32 sums; weights are rounded to
+BF16 before they meet the values, as on the NPU, and subnormal BF16 numbers count as zero. All else
+is F32 throughout, BF16 and F16 being widened exactly. Weights below exp(-87.33) count as zero.
+A NaN or an infinity in a key or value of a row's request gives what the formula gives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.layout import Keys, Queries
+from glm5_ascend.ops.native import DTYPES, address, check, library
+from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED
+
+_OUTSIDE = 3  # an error of csrc/call.h beside those of g5.h
+_P, _N = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [("data", _P), ("row", _N), ("head", _N), ("width", _N)]
+
+
+class _Call(ctypes.Structure):
+    """``struct Call`` of csrc/call.h, which explains the fields."""
+
+    _fields_ = [
+        ("query", _Rows * 2),
+        ("key", _Rows * 2),
+        ("value", _Rows),
+        *((name, _N) for name in ("parts", "dtype", "packed_rope", "rows", "heads", "cache_rows")),
+        ("indices", _P),
+        *((name, _N) for name in ("index_row", "index_count", "sparse_block", "causal")),
+        ("requests", _N),
+        *((name, _P) for name in ("query_start", "query_length", "key_length", "key_start")),
+        ("block_table", _P),
+        ("table_row", _N),
+        ("block_size", _N),
+        ("scale", ctypes.c_double),
+        *((name, _P) for name in ("out", "peak", "total")),
+    ]
+
+
+_Place = tuple[int, int, int, int]  # of _Rows
+
+
+def forward(
+    query: list[Tensor],
+    key: list[Tensor],
+    value: Tensor,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out [rows, H, Lv], max F32 [rows, H], sum F32 [rows, H]).
+
+    Args:
+        query: latent and, if there is one, rotated part: [rows, H, d] each, F32, BF16 or F16.
+        key: the same parts, [flat rows, d]; a row may be wider than d.
+        value: [flat rows, Lv]; may be key[0] or a part of it.
+        indices: int32 [rows, K] positions within the row's request; -1 and positions that the row
+            does not see are skipped.
+        scale: factor of the scores.
+        block: entry i of the indices names positions i * block up to (i + 1) * block.
+        requests: whose the query rows are.
+        keys: where the keys of a request lie.
+        causal: query i of n sees the keys up to k_len - n + i, else all.
+
+    Raises:
+        ArgumentError: a dtype that this backend has no kernel for, or a row of the block table that
+            lies outside the cache.
+        BackendUnavailable: the kernels cannot be compiled here.
+    """
+    _check_dtypes(query[0], *query, *key, value)
+    query = [_dense(q) for q in query]
+    return _run(
+        query[0], [_place(q) for q in query], [_place(k) for k in key], _place(value), -1,
+        key[0].shape[0], indices, scale, block, requests, keys, causal,
+    )  # fmt: skip
+
+
+def forward_kv_quant(
+    query: Tensor,
+    packed: Tensor,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    *,
+    causal: bool,
+) -> Tensor:
+    """out [rows, H, 512] over packed rows, which are dequantised to BF16 first.
+
+    Args:
+        query: [rows, H, 576], latent first, F32, BF16 or F16.
+        packed: int8 [flat rows, 656] of ops/paged_cache; a row may be wider.
+        indices, scale, block, requests, keys, causal: as in :func:`forward`.
+
+    Raises:
+        ArgumentError, BackendUnavailable: as :func:`forward`.
+    """
+    _check_dtypes(query)
+    query = _dense(query)
+    data, row, _, _ = _place(packed)
+    key = [(data, row, 0, query.shape[-1])]
+    out, _, _ = _run(
+        query, [_place(query)], key, (data, row, 0, LATENT), ROTATED, packed.shape[0], indices,
+        scale, block, requests, keys, causal,
+    )  # fmt: skip
+    return out
+
+
+def _run(
+    query: Tensor,
+    queries: list[_Place],
+    key: list[_Place],
+    value: _Place,
+    packed_rope: int,
+    cache_rows: int,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, heads = query.shape[:2]
+    out = query.new_empty(rows, heads, value[3])
+    peak = query.new_empty(rows, heads, dtype=torch.float32)
+    total = torch.empty_like(peak)
+    lists = (requests.starts, requests.lengths, keys.lengths, keys.starts)
+    numbers = [(_N * len(each))(*each) for each in lists]
+    table = keys.block_table
+    call = _Call(
+        (queries[0], queries[-1]), (key[0], key[-1]), value, len(queries), DTYPES[query.dtype],
+        packed_rope, rows, heads, cache_rows, indices.data_ptr(), indices.stride(0),
+        indices.shape[1], block, causal, len(keys.lengths), *map(ctypes.addressof, numbers),
+        address(table), 0 if table is None else table.stride(0), keys.block_size, scale,
+        out.data_ptr(), peak.data_ptr(), total.data_ptr(),
+    )  # fmt: skip
+    code = library("sparse_flash_attention").g5_sparse_flash_attention(ctypes.byref(call))
+    if code == _OUTSIDE:
+        raise ArgumentError(
+            f"a key that sparse_indices name must be one of the cache's {cache_rows} rows; the "
+            "block table or the key lengths lead outside"
+        )
+    check(code, "sparse_flash_attention")
+    return out, peak, total
+
+
+def _place(tensor: Tensor) -> _Place:
+    """First number, bytes from row to row and from head to head, numbers in a row."""
+    size = tensor.element_size()
+    head = tensor.stride(1) * size if tensor.ndim == 3 else 0
+    return tensor.data_ptr(), tensor.stride(0) * size, head, tensor.shape[-1]
+
+
+def _dense(query: Tensor) -> Tensor:
+    return query if query.stride(-1) == 1 else query.contiguous()
+
+
+def _check_dtypes(first: Tensor, *others: Tensor) -> None:
+    if first.dtype not in DTYPES:
+        name = str(first.dtype).removeprefix("torch.")
+        raise ArgumentError(
+            f"backend 'cpu' computes attention in float32, bfloat16 or float16, not in {name}",
+            "choose backend 'reference' (--op-backend reference)",
+        )
+    for tensor in others:
+        if tensor.dtype != first.dtype:
+            raise ArgumentError(
+                f"query, key and value must have one dtype, not {first.dtype} and {tensor.dtype}"
+            )
