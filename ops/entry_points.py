@@ -8,8 +8,8 @@ from typing import Any
 from glm5_ascend.ops.native import library
 
 _TYPES: dict[str, Any] = {"p": c_void_p, "n": c_int64, "i": c_int, "d": c_double}
-# Calls that touch more values than this may use threads.
-_LARGE = 1 << 15
+# Calls with more work than this may use threads.
+_LARGE = 1 << 18
 
 
 class EntryPoints:
@@ -29,13 +29,13 @@ class EntryPoints:
         self._signatures = signatures
         self._known: dict[str, Any] = {}
 
-    def get(self, name: str, values: int) -> Any:
-        """Function ``name`` for a call that touches ``values`` numbers.
+    def get(self, name: str, work: int) -> Any:
+        """Function ``name`` for a call with ``work`` multiplications, or 8 times as many values.
 
         Raises:
             BackendUnavailable: the library cannot be compiled or run here.
         """
-        if values < _LARGE and name in self._known:
+        if work < _LARGE and name in self._known:
             return self._known[name]
         function = getattr(library(self._operator), name)
         if function.argtypes is None:

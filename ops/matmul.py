@@ -18,9 +18,14 @@ _MIN_SIZE = 16
 def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Exact int32 [.., N] of int8 x [.., K] and int8 weight [N, K]."""
     rows = x.reshape(-1, x.shape[-1])
-    if x.device.type == "cpu" and _is_plain(rows) and _is_plain(weight) and _int_mm_is_exact():
+    if _is_plain(rows) and library_is_exact(x.device, weight):
         return torch._int_mm(rows, weight.T).view(*x.shape[:-1], -1)
     return _int_matmul_in_float(x, weight)
+
+
+def library_is_exact(device: torch.device, weight: Tensor) -> bool:
+    """Whether ``int_matmul`` of plain rows on ``device`` and this weight is one library call."""
+    return device.type == "cpu" and _is_plain(weight) and _int_mm_is_exact()
 
 
 def _is_plain(matrix: Tensor) -> bool:

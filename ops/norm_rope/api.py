@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from glm5_ascend.ops.dispatch import load
+from glm5_ascend.ops.norm_rope import reference
+
+# Positions of one table that is kept.
+_FEW = 16
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") -> Tensor:
@@ -47,11 +54,19 @@ def layer_norm(
 def rotary_table(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """(cos, sin) F32 [T, dim / 2] of the angles positions[t] * theta^(-2j / dim).
 
-    The angles are F32 products, as in transformers and vLLM, so that all three agree.
+    The angles are F32 products, as in transformers and vLLM, so that all three agree. Tables of few
+    positions are kept for the other layers of a decode step: do not write to them.
     """
-    from glm5_ascend.ops.norm_rope import reference
-
+    if positions.device.type == "cpu" and positions.shape[0] <= _FEW:
+        return _kept_table(tuple(positions.tolist()), dim, theta)
     return reference.rotary_table(positions, dim, theta)
+
+
+@lru_cache(maxsize=64)
+def _kept_table(positions: tuple[int, ...], dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    # Tensors of inference mode could not be used outside of it.
+    with torch.inference_mode(False):
+        return reference.rotary_table(torch.tensor(positions, dtype=torch.int64), dim, theta)
 
 
 def rotary_interleaved(

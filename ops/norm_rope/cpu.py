@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x.contiguous(), weight, eps)
     weight = _plain(weight, x.dtype)
     out = torch.empty_like(x, memory_format=_CONTIGUOUS)
-    kernel = KERNELS.get("g5_rms_norm", rows * width)
+    kernel = KERNELS.get("g5_rms_norm", 8 * rows * width)
     code = kernel(
         x.data_ptr(),
         _FORMATS[x.dtype],
@@ -39,7 +39,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         out.data_ptr(),
     )
-    check(code, "rms_norm")
+    if code:
+        check(code, "rms_norm")
     return out
 
 
@@ -52,7 +53,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     weight, bias = _plain(weight, wide), _plain(bias, wide)
     out = torch.empty_like(x, memory_format=_CONTIGUOUS)
-    kernel = KERNELS.get("g5_layer_norm", rows * width)
+    kernel = KERNELS.get("g5_layer_norm", 8 * rows * width)
     code = kernel(
         x.data_ptr(),
         _FORMATS[x.dtype],
@@ -64,7 +65,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         eps,
         out.data_ptr(),
     )
-    check(code, "layer_norm")
+    if code:
+        check(code, "layer_norm")
     return out
 
 
@@ -83,7 +85,7 @@ def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     # A table in F64 keeps its digits only where x does.
     table = cos.dtype if cos.dtype == x.dtype == torch.float64 else torch.float32
     cos, sin = _plain(cos, table), _plain(sin, table)
-    kernel = KERNELS.get("g5_rotary", tokens * heads * width)
+    kernel = KERNELS.get("g5_rotary", 8 * tokens * heads * width)
     code = kernel(
         x.data_ptr(),
         _FORMATS[x.dtype],
@@ -97,7 +99,8 @@ def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         _FORMATS[table],
         out.data_ptr(),
     )
-    check(code, "rotary_interleaved")
+    if code:
+        check(code, "rotary_interleaved")
     return out
 
 

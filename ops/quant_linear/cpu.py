@@ -11,16 +11,22 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.entry_points import EntryPoints
+from glm5_ascend.ops.matmul import int_matmul, library_is_exact
 from glm5_ascend.ops.native import DTYPES, check
 
 # F64 and int8 have numbers in these kernels only.
 _FORMATS = DTYPES | {torch.float64: 3, torch.int8: 4}
+# From here on oneDNN's product pays for packing the weight anew at every call.
+_MANY_ROWS = 256
 KERNELS = EntryPoints(
     "quant_linear",
     {
         "g5_dynamic_quant": "pinnnpp",
-        "g5_linear_dynamic": "pinnnpnnpipip",
-        "g5_linear_static": "pinnnpnnpipippp",
+        "g5_static_quant": "pinnnpipip",
+        "g5_scale_dynamic": "pnnppipiip",
+        "g5_scale_static": "pnnppip",
+        "g5_linear_dynamic": "pinnnpnpipip",
+        "g5_linear_static": "pinnnpnpipippp",
     },
 )
 
@@ -30,7 +36,7 @@ def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     x, rows, terms, stride = _rows(x)
     codes = torch.empty(x.shape, dtype=torch.int8)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
-    code = KERNELS.get("g5_dynamic_quant", rows * terms)(
+    code = KERNELS.get("g5_dynamic_quant", 8 * rows * terms)(
         x.data_ptr(),
         _FORMATS[x.dtype],
         rows,
@@ -39,7 +45,8 @@ def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
         codes.data_ptr(),
         scale.data_ptr(),
     )
-    check(code, "dynamic_quant")
+    if code:
+        check(code, "dynamic_quant")
     return codes, scale
 
 
@@ -48,28 +55,43 @@ def linear_w8a8_dynamic(
 ) -> Tensor:
     """[.., N] in x's dtype; see api."""
     x, rows, terms, stride = _rows(x)
-    weight, weight_stride = _matrix(weight)
+    weight = weight if weight.is_contiguous() else weight.contiguous()
     outputs = weight.shape[0]
     weight_scale = _vector(weight_scale)
-    if bias is not None:
-        bias = _vector(bias)
-    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
-    code = KERNELS.get("g5_linear_dynamic", rows * terms + outputs * terms)(
-        x.data_ptr(),
-        _FORMATS[x.dtype],
-        rows,
-        terms,
-        stride,
-        weight.data_ptr(),
-        outputs,
-        weight_stride,
+    bias = None if bias is None else _vector(bias)
+    scales = (
         weight_scale.data_ptr(),
         _FORMATS[weight_scale.dtype],
         None if bias is None else bias.data_ptr(),
         0 if bias is None else _FORMATS[bias.dtype],
-        out.data_ptr(),
     )
-    check(code, "linear_w8a8_dynamic")
+    out = x.new_empty(*x.shape[:-1], outputs)
+    if rows >= _MANY_ROWS and library_is_exact(x.device, weight):
+        codes, x_scale = dynamic_quant(x)
+        sums = int_matmul(codes, weight)
+        code = KERNELS.get("g5_scale_dynamic", rows * terms * outputs)(
+            sums.data_ptr(),
+            rows,
+            outputs,
+            x_scale.data_ptr(),
+            *scales,
+            _FORMATS[x.dtype],
+            out.data_ptr(),
+        )
+    else:
+        code = KERNELS.get("g5_linear_dynamic", rows * terms * outputs)(
+            x.data_ptr(),
+            _FORMATS[x.dtype],
+            rows,
+            terms,
+            stride,
+            weight.data_ptr(),
+            outputs,
+            *scales,
+            out.data_ptr(),
+        )
+    if code:
+        check(code, "linear_w8a8_dynamic")
     return out
 
 
@@ -83,29 +105,34 @@ def linear_w8a8_static(
 ) -> Tensor:
     """[.., N] in x's dtype; see api."""
     x, rows, terms, stride = _rows(x)
-    weight, weight_stride = _matrix(weight)
+    weight = weight if weight.is_contiguous() else weight.contiguous()
     outputs = weight.shape[0]
     input_scale, input_offset = _vector(input_scale), _vector(input_offset)
     quant_bias, deq_scale = quant_bias.contiguous(), deq_scale.float().contiguous()
-    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
-    code = KERNELS.get("g5_linear_static", rows * terms + outputs * terms)(
-        x.data_ptr(),
-        _FORMATS[x.dtype],
-        rows,
-        terms,
-        stride,
-        weight.data_ptr(),
-        outputs,
-        weight_stride,
+    source = (x.data_ptr(), _FORMATS[x.dtype], rows, terms, stride)
+    quantiser = (
         input_scale.data_ptr(),
         _FORMATS[input_scale.dtype],
         input_offset.data_ptr(),
         _FORMATS[input_offset.dtype],
-        quant_bias.data_ptr(),
-        deq_scale.data_ptr(),
-        out.data_ptr(),
     )
-    check(code, "linear_w8a8_static")
+    scales = (quant_bias.data_ptr(), deq_scale.data_ptr())
+    out = x.new_empty(*x.shape[:-1], outputs)
+    work = rows * terms * outputs
+    if rows >= _MANY_ROWS and library_is_exact(x.device, weight):
+        codes = torch.empty(x.shape, dtype=torch.int8)
+        code = KERNELS.get("g5_static_quant", work)(*source, *quantiser, codes.data_ptr())
+        check(code, "linear_w8a8_static")
+        sums = int_matmul(codes, weight)
+        code = KERNELS.get("g5_scale_static", work)(
+            sums.data_ptr(), rows, outputs, *scales, _FORMATS[x.dtype], out.data_ptr()
+        )
+    else:
+        code = KERNELS.get("g5_linear_static", work)(
+            *source, weight.data_ptr(), outputs, *quantiser, *scales, out.data_ptr()
+        )
+    if code:
+        check(code, "linear_w8a8_static")
     return out
 
 
@@ -116,15 +143,6 @@ def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
     if len(shape) == 2 and strides[1] == 1:
         return x, shape[0], width, strides[0]
     return x.contiguous(), (x.numel() // width if width else 0), width, width
-
-
-def _matrix(weight: Tensor) -> tuple[Tensor, int]:
-    """(weight or a plain copy, elements between rows)."""
-    strides = weight.stride()
-    if strides[1] == 1:
-        return weight, strides[0]
-    weight = weight.contiguous()
-    return weight, weight.shape[1]
 
 
 def _vector(vector: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 //   OFFSET      what is added to activation codes before they are stored: VNNI multiplies unsigned
 //               by signed bytes. finish() takes it out again through the weights' own sum
 //   OUTPUTS     output rows per stored row
+//   ROWS        activation rows that share a loaded operand: 4, or 1 without vector registers
 // Nibbles give the NPU's sum (x - 8) w; see ops/moe/README.md.
 #pragma once
 
@@ -42,6 +43,7 @@ constexpr int32_t NPU_OFFSET = 8;
 
 struct Dot {
   using Sum = __m512i;
+  static constexpr int ROWS = 4;
   using Operand = __m512i;
   static constexpr int64_t STEP = 64;
   static constexpr int32_t OFFSET = 128;
@@ -96,6 +98,7 @@ struct Nibbles : Dot {
 
 struct Dot {
   using Sum = __m256i;
+  static constexpr int ROWS = 4;
   static G5_INLINE Sum zero() { return _mm256_setzero_si256(); }
   static G5_INLINE int32_t total(Sum sum) { return total256(sum); }
   static G5_INLINE void total4(const Sum* s, int32_t* out) {
@@ -168,6 +171,7 @@ struct Nibbles : Dot {
 
 struct Dot {
   using Sum = int32x4_t;
+  static constexpr int ROWS = 4;
   using Operand = int8x16_t;
   static constexpr int64_t STEP = 16;
   static constexpr int32_t OFFSET = 0;
@@ -214,6 +218,7 @@ struct Nibbles : Dot {
 // Plain loops over a few codes, which any compiler turns into what it has.
 struct Dot {
   using Sum = int32_t;
+  static constexpr int ROWS = 1;
   struct Operand {
     int16_t code[16];
   };

@@ -93,28 +93,29 @@ G5_INLINE void tile_block(const Tile& t, int32_t* weights) {
   });
 }
 
+template <class Format, int STORED, bool WRITE_SUMS>
+G5_INLINE void tile_rows(const Tile& t, int64_t rows, int32_t* weights) {
+  if constexpr (Format::ROWS == 4) {
+    switch (rows) {
+      case 2: return tile_block<Format, 2, STORED, WRITE_SUMS>(t, weights);
+      case 3: return tile_block<Format, 3, STORED, WRITE_SUMS>(t, weights);
+      case 4: return tile_block<Format, 4, STORED, WRITE_SUMS>(t, weights);
+    }
+  }
+  tile_block<Format, 1, STORED, WRITE_SUMS>(t, weights);
+}
+
 template <class Format, int STORED>
 G5_INLINE void tile_columns(Tile t, int64_t rows) {
   int32_t weights[STORED * Format::OUTPUTS];
   bool first = Format::NEEDS_WEIGHT_SUM;
   while (rows > 0) {
-    const int64_t take = rows < 4 ? rows : 4;
-    if (first) {
-      switch (take) {
-        case 1: tile_block<Format, 1, STORED, true>(t, weights); break;
-        case 2: tile_block<Format, 2, STORED, true>(t, weights); break;
-        case 3: tile_block<Format, 3, STORED, true>(t, weights); break;
-        default: tile_block<Format, 4, STORED, true>(t, weights); break;
-      }
-      first = false;
-    } else {
-      switch (take) {
-        case 1: tile_block<Format, 1, STORED, false>(t, weights); break;
-        case 2: tile_block<Format, 2, STORED, false>(t, weights); break;
-        case 3: tile_block<Format, 3, STORED, false>(t, weights); break;
-        default: tile_block<Format, 4, STORED, false>(t, weights); break;
-      }
-    }
+    const int64_t take = rows < Format::ROWS ? rows : Format::ROWS;
+    if (first)
+      tile_rows<Format, STORED, true>(t, take, weights);
+    else
+      tile_rows<Format, STORED, false>(t, take, weights);
+    first = false;
     t.x += take * t.x_stride;
     t.out += take * t.out_stride;
     rows -= take;
