@@ -21,7 +21,7 @@ from glm5_ascend.ops.paged_cache import onnx_graph as paged_cache
 from glm5_ascend.ops.quant_linear import onnx_graph as quant_linear
 from glm5_ascend.ops.sparse_flash_attention import onnx_graph as sparse_flash_attention
 
-_MODULES = (
+MODULES = (
     norm_rope,
     quant_linear,
     moe,
@@ -35,7 +35,7 @@ _MODULES = (
 @cache
 def library() -> dict[str, onnx.FunctionProto]:
     """Every function by name."""
-    parsed = (parser.parse_function(text) for module in _MODULES for text in module.FUNCTIONS)
+    parsed = (parser.parse_function(text) for module in MODULES for text in module.FUNCTIONS)
     return {function.name: function for function in parsed}
 
 
