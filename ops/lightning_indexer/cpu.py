@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Queries
 from glm5_ascend.ops.native import DTYPES, address, check, library
 
+_NOTHING = torch.empty(0, dtype=torch.float32)
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _WHERE = (_N, _N, _N, _N, _P, _P, _N, _N, _N, _I, _I, _P)
 _FLOAT = (_I, _P, _P, _N, _I, _P, *_WHERE, _P)
@@ -48,8 +49,8 @@ def forward(
     """
     dtype = _number("query", query)
     query, weights = query.contiguous(), weights.contiguous()
-    values = query.new_empty(
-        (query.shape[0], sparse_count) if return_value else (0,), dtype=torch.float32
+    values = (
+        torch.empty((len(query), sparse_count), dtype=torch.float32) if return_value else _NOTHING
     )
     where, indices = _where(query, requests, keys, sparse_count, causal, sorted)
     code = _entry("g5_lightning_indexer", _FLOAT)(
@@ -137,11 +138,7 @@ def _number(name: str, tensor: Tensor) -> int:
 
 
 def _entry(name: str, types: tuple[type, ...]) -> Callable[..., int]:
-    return _typed(library("lightning_indexer"), name, types)
-
-
-@cache
-def _typed(lib: ctypes.CDLL, name: str, types: tuple[type, ...]) -> Callable[..., int]:
-    entry = lib[name]
-    entry.argtypes = types
-    return entry
+    entry = getattr(library("lightning_indexer"), name)
+    if entry.argtypes is None:
+        entry.argtypes = types
+    return cast(Callable[..., int], entry)

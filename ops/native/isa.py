@@ -49,7 +49,11 @@ def selected() -> InstructionSet:
     Raises:
         BackendUnavailable: the one that was asked for cannot run here.
     """
-    name = env.read("GLM5_ASCEND_CPU_ISA")
+    return _named(env.read("GLM5_ASCEND_CPU_ISA"))
+
+
+@cache
+def _named(name: str) -> InstructionSet:
     if name == "auto":
         return next(isa for isa in INSTRUCTION_SETS if not missing(isa))
     isa = INSTRUCTION_SETS[NAMES.index(name)]

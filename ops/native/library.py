@@ -14,7 +14,6 @@ from glm5_ascend.env import EnvironmentVariableError
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.ops.native import isa
 from glm5_ascend.ops.native.build import build
-from glm5_ascend.ops.native.isa import InstructionSet
 
 # Numbers of `enum DType` in g5.h.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -39,7 +38,7 @@ def library(operator: str) -> ctypes.CDLL:
             instruction set in ``GLM5_ASCEND_CPU_ISA`` that this processor does not have.
     """
     _pool().g5_set_threads(threads())
-    return _load(operator, isa.selected())
+    return _load(operator, isa.selected().name)
 
 
 def threads() -> int:
@@ -86,13 +85,14 @@ def _pool() -> ctypes.CDLL:
 
 
 @cache
-def _load(operator: str, chosen: InstructionSet) -> ctypes.CDLL:
+def _load(operator: str, name: str) -> ctypes.CDLL:
+    chosen = isa.INSTRUCTION_SETS[isa.NAMES.index(name)]
     own = _OPS / operator / "csrc"
-    others = [f"_{name}" for name in isa.NAMES if name != chosen.name]
+    others = [f"_{other}" for other in isa.NAMES if other != name]
     sources = [s for s in sorted(own.glob("*.cpp")) if not s.stem.endswith(tuple(others))]
     sources = [s for s in sources if s != _POOL]
     headers = sorted({*own.glob("*.h"), *_SHARED.glob("*.h")})
-    flags = (*chosen.flags, f"-DG5_{chosen.name.upper()}=1")
+    flags = (*chosen.flags, f"-DG5_{name.upper()}=1")
     _pool()
-    path = build(f"{operator}-{chosen.name}", sources, headers, flags, _SHARED)
+    path = build(f"{operator}-{name}", sources, headers, flags, _SHARED)
     return ctypes.CDLL(str(path))
