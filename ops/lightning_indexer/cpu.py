@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ def _where(
     rows, heads, dim = query.shape
     n = len(keys.lengths)
     table = keys.block_table
-    spans = (ctypes.c_int64 * (4 * n))()
+    spans: Any = (ctypes.c_int64 * (4 * n))()
     spans[0::4], spans[1::4] = requests.starts, requests.lengths
     if table is None:
         spans[2::4] = keys.starts
