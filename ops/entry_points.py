@@ -5,11 +5,35 @@ from __future__ import annotations
 from ctypes import c_double, c_int, c_int64, c_void_p
 from typing import Any
 
-from glm5_ascend.ops.native import library
+import torch
+from torch import Tensor
 
+from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.native import DTYPES, library
+
+
+class _Formats(dict[torch.dtype, int]):
+    def __missing__(self, dtype: torch.dtype) -> int:
+        known = ", ".join(str(known).removeprefix("torch.") for known in self)
+        raise ArgumentError(f"backend 'cpu' takes {known} here, not {dtype}")
+
+
+# Numbers of float formats in kernels that compute F64 too.
+FORMATS = _Formats(DTYPES | {torch.float64: 3})
 _TYPES: dict[str, Any] = {"p": c_void_p, "n": c_int64, "i": c_int, "d": c_double}
 # Calls with more work than this may use threads.
 _LARGE = 1 << 18
+
+
+def in_main_memory(*tensors: Tensor) -> None:
+    """Refuse tensors whose numbers a function in C++ cannot reach.
+
+    Raises:
+        ArgumentError: a tensor is on another device.
+    """
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise ArgumentError(f"backend 'cpu' takes CPU tensors, not one on {tensor.device}")
 
 
 class EntryPoints:

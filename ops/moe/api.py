@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.dispatch import load
+from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.moe.layer import Layer
 
 Scheme = Literal["float", "w8a8", "w4a8"]
@@ -36,11 +37,11 @@ def moe_gating(
         scores: the lower expert first.
     """
     if logits.ndim != 2 or correction_bias.shape != logits.shape[1:]:
-        raise ValueError(
+        raise ArgumentError(
             f"bias {tuple(correction_bias.shape)} does not fit logits {tuple(logits.shape)}"
         )
     if not 1 <= top_k <= logits.shape[1]:
-        raise ValueError(f"top_k {top_k} must lie in 1..{logits.shape[1]}")
+        raise ArgumentError(f"top_k {top_k} must lie in 1..{logits.shape[1]}")
     module = load("moe", backend, logits)
     chosen: tuple[Tensor, Tensor] = module.gating(
         logits, correction_bias, top_k, routed_scaling_factor, norm_topk_prob
@@ -84,7 +85,7 @@ def moe_experts(
         [T, H] in x's dtype. A token's bits depend on no other token.
 
     Raises:
-        ValueError: shapes that contradict each other or a missing scale.
+        ArgumentError: shapes that contradict each other or a missing scale.
         BackendUnavailable: the named backend cannot run here.
     """
     _check(x, topk_weights, topk_ids, w13, w2, scheme)
@@ -97,7 +98,7 @@ def moe_experts(
         _check_scale(name, tensor, rows, scheme, required=scheme == "w4a8", width=None)
     if apply_router_weight_on_input:
         if topk_ids.shape[1] != 1:
-            raise ValueError("apply_router_weight_on_input needs top_k 1")
+            raise ArgumentError("apply_router_weight_on_input needs top_k 1")
         x = (x * topk_weights.to(x.dtype)).to(x.dtype)
         topk_weights = torch.ones_like(topk_weights)
     if expert_map is not None:
@@ -116,7 +117,7 @@ def moe_experts(
 def _local(ids: Tensor, expert_map: Tensor) -> Tensor:
     """Local experts of global ones, int64; -1 stays -1."""
     if ids.numel() and int(ids.max()) >= expert_map.shape[0]:
-        raise ValueError(f"topk_ids name expert {int(ids.max())} of {expert_map.shape[0]}")
+        raise ArgumentError(f"topk_ids name expert {int(ids.max())} of {expert_map.shape[0]}")
     ids = ids.long()
     return torch.where(ids < 0, -1, expert_map.long()[ids.clamp(min=0)])
 
@@ -125,19 +126,19 @@ def _check(
     x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, scheme: Scheme
 ) -> None:
     if scheme not in ("float", "w8a8", "w4a8"):
-        raise ValueError(f"scheme must be float, w8a8 or w4a8, not {scheme}")
+        raise ArgumentError(f"scheme must be float, w8a8 or w4a8, not {scheme}")
     if x.ndim != 2 or weights.shape != ids.shape or ids.shape[:1] != x.shape[:1]:
-        raise ValueError(
+        raise ArgumentError(
             f"weights {tuple(weights.shape)} and ids {tuple(ids.shape)} do not fit {tuple(x.shape)}"
         )
     pairs = 2 if scheme == "w4a8" else 1
     hidden, inter = x.shape[1], w2.shape[2]
     if w13.shape[1:] != (2 * inter // pairs, hidden) or w2.shape[1] * pairs != hidden:
-        raise ValueError(
+        raise ArgumentError(
             f"w13 {tuple(w13.shape)} and w2 {tuple(w2.shape)} do not fit hidden {hidden}"
         )
     if (scheme == "float") == (w13.dtype == torch.int8) or w13.dtype != w2.dtype:
-        raise ValueError(f"scheme {scheme} cannot take {w13.dtype} weights")
+        raise ArgumentError(f"scheme {scheme} cannot take {w13.dtype} weights")
 
 
 def _check_scale(
@@ -150,10 +151,10 @@ def _check_scale(
     width: int | None,
 ) -> None:
     if required != (tensor is not None):
-        raise ValueError(f"scheme {scheme} {'needs' if required else 'takes no'} {name}")
+        raise ArgumentError(f"scheme {scheme} {'needs' if required else 'takes no'} {name}")
     if tensor is None:
         return
     rows = weight.shape[1] * (2 if scheme == "w4a8" else 1)
     fits = tensor.ndim == 3 and tensor.shape[:2] == (weight.shape[0], rows)
     if not fits or width not in (None, tensor.shape[2]):
-        raise ValueError(f"{name} {tuple(tensor.shape)} must be [{weight.shape[0]}, {rows}, 1]")
+        raise ArgumentError(f"{name} {tuple(tensor.shape)} must be [{weight.shape[0]}, {rows}, 1]")

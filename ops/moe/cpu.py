@@ -11,12 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.entry_points import EntryPoints
+from glm5_ascend.ops.entry_points import FORMATS, EntryPoints, in_main_memory
+from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.moe.layer import Layer
-from glm5_ascend.ops.native import DTYPES, check
+from glm5_ascend.ops.native import check
 
-# F64 has a number in these kernels only.
-_FORMATS = DTYPES | {torch.float64: 3}
 _FLOAT, _W8A8, _W4A8 = 0, 1, 2
 _BAD_EXPERT = 3
 KERNELS = EntryPoints(
@@ -32,6 +31,7 @@ def gating(
     logits: Tensor, bias: Tensor, top_k: int, factor: float, normalise: bool
 ) -> tuple[Tensor, Tensor]:
     """(weights [T, top_k], ids int32 [T, top_k]); see api."""
+    in_main_memory(logits, bias)
     rows, experts = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -41,7 +41,7 @@ def gating(
     ids = torch.empty(rows, top_k, dtype=torch.int32)
     code = KERNELS.get("g5_moe_gating", rows * experts * (top_k + 4))(
         logits.data_ptr(),
-        _FORMATS[logits.dtype],
+        FORMATS[logits.dtype],
         rows,
         experts,
         logits.stride(0),
@@ -61,8 +61,9 @@ def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> 
     """[T, H] in x's dtype; ids are local experts or -1.
 
     Raises:
-        ValueError: an id names no expert.
+        ArgumentError: an id names no expert.
     """
+    in_main_memory(x, weights, ids, *(t for layer in (up, down) for t in layer if t is not None))
     tokens, hidden = x.shape
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -78,7 +79,7 @@ def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> 
     kernel = KERNELS.get("g5_moe_experts", rows * hidden * second.weight.shape[2])
     code = kernel(
         x.data_ptr(),
-        _FORMATS[x.dtype],
+        FORMATS[x.dtype],
         tokens,
         hidden,
         x.stride(0),
@@ -89,13 +90,13 @@ def experts(x: Tensor, weights: Tensor, ids: Tensor, up: Layer, down: Layer) -> 
         first.weight.shape[0],
         second.weight.shape[2],
         scheme,
-        _FORMATS.get(first.weight.dtype, 0),
+        0 if up.scale is not None else FORMATS[first.weight.dtype],
         *_pointers(first),
         *_pointers(second),
         out.data_ptr(),
     )
     if code == _BAD_EXPERT:
-        raise ValueError(f"topk_ids name expert {int(ids.max())} of {first.weight.shape[0]}")
+        raise ArgumentError(f"topk_ids name expert {int(ids.max())} of {first.weight.shape[0]}")
     if code:
         check(code, "moe_experts")
     return out
@@ -108,7 +109,7 @@ def _prepared(layer: Layer, wide: torch.dtype) -> Layer:
         weight = weight.to(wide)
     weight = weight if weight.is_contiguous() else weight.contiguous()
     if scale is not None:
-        scale = _plain(scale, scale.dtype if scale.dtype in _FORMATS else torch.float32)
+        scale = _plain(scale, scale.dtype if scale.dtype in FORMATS else torch.float32)
     return Layer(weight, scale, None if bias is None else _plain(bias, torch.float32))
 
 
@@ -118,7 +119,7 @@ def _pointers(layer: Layer) -> tuple[int | None, ...]:
     return (
         weight.data_ptr(),
         None if scale is None else scale.data_ptr(),
-        0 if scale is None else _FORMATS[scale.dtype],
+        0 if scale is None else FORMATS[scale.dtype],
         None if bias is None else bias.data_ptr(),
         0 if bias is None else bias.shape[2],
     )

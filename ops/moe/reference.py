@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.matmul import EXACT_TERMS, int_matmul, linear_rows
 from glm5_ascend.ops.moe import layer
 from glm5_ascend.ops.moe.packing import unpack_int4
@@ -99,11 +100,11 @@ def experts(x: Tensor, weights: Tensor, ids: Tensor, up: layer.Layer, down: laye
     """[T, H] in x's dtype; ids are local experts or -1.
 
     Raises:
-        ValueError: an id names no expert.
+        ArgumentError: an id names no expert.
     """
     tokens, top_k = ids.shape
     if ids.numel() and int(ids.max()) >= up.weight.shape[0]:
-        raise ValueError(f"topk_ids name expert {int(ids.max())} of {up.weight.shape[0]}")
+        raise ArgumentError(f"topk_ids name expert {int(ids.max())} of {up.weight.shape[0]}")
     wide = x if x.dtype == torch.float64 else x.float()
     flat = ids.flatten().long()
     counts = torch.bincount(flat + 1, minlength=up.weight.shape[0] + 1).tolist()

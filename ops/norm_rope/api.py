@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.dispatch import load
+from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.norm_rope import reference
 
 # Positions of one table that is kept.
@@ -25,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") ->
         [.., width] in x's dtype.
     """
     if weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+        raise ArgumentError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
     module = load("norm_rope", backend, x)
     out: Tensor = module.rms_norm(x, weight, eps)
     return out
@@ -45,7 +46,7 @@ def layer_norm(
         [.., width] in x's dtype.
     """
     if not weight.shape == bias.shape == x.shape[-1:]:
-        raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+        raise ArgumentError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
     module = load("norm_rope", backend, x)
     out: Tensor = module.layer_norm(x, weight, bias, eps)
     return out
@@ -90,10 +91,10 @@ def rotary_interleaved(
     """
     if cos is None or sin is None:
         if positions is None or theta is None:
-            raise ValueError("give either positions and theta, or cos and sin")
+            raise ArgumentError("give either positions and theta, or cos and sin")
         cos, sin = rotary_table(positions, x.shape[-1], theta)
     if not cos.shape == sin.shape == (x.shape[0], x.shape[-1] // 2) or x.shape[-1] % 2:
-        raise ValueError(f"cos {tuple(cos.shape)} does not fit x {tuple(x.shape)}")
+        raise ArgumentError(f"cos {tuple(cos.shape)} does not fit x {tuple(x.shape)}")
     module = load("norm_rope", backend, x)
     out: Tensor = module.rotary_interleaved(x, cos, sin)
     return out

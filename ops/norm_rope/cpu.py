@@ -6,14 +6,14 @@ threads or the instruction set (sums run over 16 fixed partial sums, nothing is 
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.entry_points import EntryPoints
-from glm5_ascend.ops.native import DTYPES, check
+from glm5_ascend.ops.entry_points import FORMATS, EntryPoints, in_main_memory
+from glm5_ascend.ops.native import check
 
-# F64 has a number in these kernels only.
-_FORMATS = DTYPES | {torch.float64: 3}
 _CONTIGUOUS = torch.contiguous_format
 KERNELS = EntryPoints(
     "norm_rope",
@@ -23,6 +23,7 @@ KERNELS = EntryPoints(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[.., width]; see api."""
+    in_main_memory(x, weight)
     rows, width, stride = _rows(x)
     if stride < 0:
         return rms_norm(x.contiguous(), weight, eps)
@@ -31,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     kernel = KERNELS.get("g5_rms_norm", 8 * rows * width)
     code = kernel(
         x.data_ptr(),
-        _FORMATS[x.dtype],
+        FORMATS[x.dtype],
         rows,
         width,
         stride,
@@ -46,6 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """[.., width]; see api."""
+    in_main_memory(x, weight, bias)
     rows, width, stride = _rows(x)
     if stride < 0:
         return layer_norm(x.contiguous(), weight, bias, eps)
@@ -56,7 +58,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     kernel = KERNELS.get("g5_layer_norm", 8 * rows * width)
     code = kernel(
         x.data_ptr(),
-        _FORMATS[x.dtype],
+        FORMATS[x.dtype],
         rows,
         width,
         stride,
@@ -72,6 +74,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[T, .., dim] rotated by cos, sin [T, dim / 2]."""
+    in_main_memory(x, cos, sin)
     out = torch.empty_like(x, memory_format=_CONTIGUOUS)
     shape, strides = x.shape, x.stride()
     if len(shape) == 3 and strides[2] == 1:
@@ -80,7 +83,7 @@ def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     else:
         x = x.contiguous()
         tokens, width = shape[0], shape[-1]
-        heads = x.numel() // (tokens * width) if x.numel() else 0
+        heads = prod(shape[1:-1])
         token_stride, head_stride = heads * width, width
     # A table in F64 keeps its digits only where x does.
     table = cos.dtype if cos.dtype == x.dtype == torch.float64 else torch.float32
@@ -88,7 +91,7 @@ def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     kernel = KERNELS.get("g5_rotary", 8 * tokens * heads * width)
     code = kernel(
         x.data_ptr(),
-        _FORMATS[x.dtype],
+        FORMATS[x.dtype],
         tokens,
         heads,
         width,
@@ -96,7 +99,7 @@ def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         head_stride,
         cos.data_ptr(),
         sin.data_ptr(),
-        _FORMATS[table],
+        FORMATS[table],
         out.data_ptr(),
     )
     if code:
@@ -111,7 +114,7 @@ def _rows(x: Tensor) -> tuple[int, int, int]:
     if len(shape) == 2 and strides[1] == 1:
         return shape[0], width, strides[0]
     if x.is_contiguous():
-        return (x.numel() // width if width else 0), width, width
+        return prod(shape[:-1]), width, width
     return 0, 0, -1
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.dispatch import load
+from glm5_ascend.ops.errors import ArgumentError
 
 
 def dynamic_quant(x: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -43,7 +44,9 @@ def linear_w8a8_dynamic(
     """
     _check_weight(x, weight)
     if weight_scale.shape != (weight.shape[0], 1):
-        raise ValueError(f"weight_scale {tuple(weight_scale.shape)} must be [{weight.shape[0]}, 1]")
+        raise ArgumentError(
+            f"weight_scale {tuple(weight_scale.shape)} must be [{weight.shape[0]}, 1]"
+        )
     module = load("quant_linear", backend, x)
     out: Tensor = module.linear_w8a8_dynamic(x, weight, weight_scale, bias)
     return out
@@ -74,12 +77,14 @@ def linear_w8a8_static(
     """
     _check_weight(x, weight)
     if not quant_bias.shape == deq_scale.shape == weight.shape[:1]:
-        raise ValueError(
+        raise ArgumentError(
             f"quant_bias {tuple(quant_bias.shape)} and deq_scale {tuple(deq_scale.shape)} must be "
             f"[{weight.shape[0]}]"
         )
+    if quant_bias.dtype != torch.int32:
+        raise ArgumentError(f"quant_bias must be int32, not {quant_bias.dtype}")
     if input_scale.numel() != 1 or input_offset.numel() != 1:
-        raise ValueError("input_scale and input_offset must have one element")
+        raise ArgumentError("input_scale and input_offset must have one element")
     module = load("quant_linear", backend, x)
     out: Tensor = module.linear_w8a8_static(
         x, weight, input_scale, input_offset, quant_bias, deq_scale
@@ -89,6 +94,6 @@ def linear_w8a8_static(
 
 def _check_weight(x: Tensor, weight: Tensor) -> None:
     if weight.dtype != torch.int8 or weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
-        raise ValueError(
+        raise ArgumentError(
             f"weight {weight.dtype} {tuple(weight.shape)} must be int8 [N, {x.shape[-1]}]"
         )

@@ -7,15 +7,16 @@ once per call; many rows by torch's int8 product (oneDNN), where that is exact.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.entry_points import EntryPoints
+from glm5_ascend.ops.entry_points import FORMATS, EntryPoints, in_main_memory
 from glm5_ascend.ops.matmul import int_matmul, library_is_exact
-from glm5_ascend.ops.native import DTYPES, check
+from glm5_ascend.ops.native import check
 
-# F64 and int8 have numbers in these kernels only.
-_FORMATS = DTYPES | {torch.float64: 3, torch.int8: 4}
+_INT8 = 4  # format number of an input_offset that is stored as a code
 # From here on oneDNN's product pays for packing the weight anew at every call.
 _MANY_ROWS = 256
 KERNELS = EntryPoints(
@@ -33,12 +34,13 @@ KERNELS = EntryPoints(
 
 def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes int8 [.., K], scale F32 [.., 1]); see api."""
+    in_main_memory(x)
     x, rows, terms, stride = _rows(x)
     codes = torch.empty(x.shape, dtype=torch.int8)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
     code = KERNELS.get("g5_dynamic_quant", 8 * rows * terms)(
         x.data_ptr(),
-        _FORMATS[x.dtype],
+        FORMATS[x.dtype],
         rows,
         terms,
         stride,
@@ -54,6 +56,7 @@ def linear_w8a8_dynamic(
     x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
     """[.., N] in x's dtype; see api."""
+    in_main_memory(x, weight, weight_scale)
     x, rows, terms, stride = _rows(x)
     weight = weight if weight.is_contiguous() else weight.contiguous()
     outputs = weight.shape[0]
@@ -61,9 +64,9 @@ def linear_w8a8_dynamic(
     bias = None if bias is None else _vector(bias)
     scales = (
         weight_scale.data_ptr(),
-        _FORMATS[weight_scale.dtype],
+        FORMATS[weight_scale.dtype],
         None if bias is None else bias.data_ptr(),
-        0 if bias is None else _FORMATS[bias.dtype],
+        0 if bias is None else FORMATS[bias.dtype],
     )
     out = x.new_empty(*x.shape[:-1], outputs)
     if rows >= _MANY_ROWS and library_is_exact(x.device, weight):
@@ -75,13 +78,13 @@ def linear_w8a8_dynamic(
             outputs,
             x_scale.data_ptr(),
             *scales,
-            _FORMATS[x.dtype],
+            FORMATS[x.dtype],
             out.data_ptr(),
         )
     else:
         code = KERNELS.get("g5_linear_dynamic", rows * terms * outputs)(
             x.data_ptr(),
-            _FORMATS[x.dtype],
+            FORMATS[x.dtype],
             rows,
             terms,
             stride,
@@ -104,17 +107,18 @@ def linear_w8a8_static(
     deq_scale: Tensor,
 ) -> Tensor:
     """[.., N] in x's dtype; see api."""
+    in_main_memory(x, weight, input_scale, input_offset, quant_bias, deq_scale)
     x, rows, terms, stride = _rows(x)
     weight = weight if weight.is_contiguous() else weight.contiguous()
     outputs = weight.shape[0]
     input_scale, input_offset = _vector(input_scale), _vector(input_offset)
     quant_bias, deq_scale = quant_bias.contiguous(), deq_scale.float().contiguous()
-    source = (x.data_ptr(), _FORMATS[x.dtype], rows, terms, stride)
+    source = (x.data_ptr(), FORMATS[x.dtype], rows, terms, stride)
     quantiser = (
         input_scale.data_ptr(),
-        _FORMATS[input_scale.dtype],
+        FORMATS[input_scale.dtype],
         input_offset.data_ptr(),
-        _FORMATS[input_offset.dtype],
+        _INT8 if input_offset.dtype == torch.int8 else FORMATS[input_offset.dtype],
     )
     scales = (quant_bias.data_ptr(), deq_scale.data_ptr())
     out = x.new_empty(*x.shape[:-1], outputs)
@@ -125,7 +129,7 @@ def linear_w8a8_static(
         check(code, "linear_w8a8_static")
         sums = int_matmul(codes, weight)
         code = KERNELS.get("g5_scale_static", work)(
-            sums.data_ptr(), rows, outputs, *scales, _FORMATS[x.dtype], out.data_ptr()
+            sums.data_ptr(), rows, outputs, *scales, FORMATS[x.dtype], out.data_ptr()
         )
     else:
         code = KERNELS.get("g5_linear_static", work)(
@@ -142,11 +146,11 @@ def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
     width = shape[-1]
     if len(shape) == 2 and strides[1] == 1:
         return x, shape[0], width, strides[0]
-    return x.contiguous(), (x.numel() // width if width else 0), width, width
+    return x.contiguous(), prod(shape[:-1]), width, width
 
 
 def _vector(vector: Tensor) -> Tensor:
     """``vector`` without gaps, in a format that the kernels read."""
-    if vector.dtype not in _FORMATS:
+    if vector.dtype not in FORMATS and vector.dtype != torch.int8:
         vector = vector.float()
     return vector if vector.is_contiguous() else vector.contiguous()

@@ -15,6 +15,13 @@ from tests.ops.experts import Experts, gate
 from tests.support.compare import assert_close, assert_identical
 
 
+@pytest.fixture(autouse=True, params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test of this file runs with each backend as the one that ``auto`` takes."""
+    monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", request.param)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("experts", [16, 256])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_gating_equals_numpy(experts: int, normalise: bool) -> None:

@@ -15,6 +15,13 @@ from tests.support.compare import assert_close, assert_identical
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
+@pytest.fixture(autouse=True, params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test of this file runs with each backend as the one that ``auto`` takes."""
+    monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", request.param)
+    return str(request.param)
+
+
 def _numpy(x: torch.Tensor, kind: Any) -> np.ndarray:
     return x.double().numpy().astype(kind)
 
