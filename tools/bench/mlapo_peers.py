@@ -60,6 +60,12 @@ def gemms(data: Data) -> Iterator[Contestant | Absent]:
 
     yield vllm("GEMMs: vllm onednn_scaled_mm, bmm", handlers, check)
 
+    def with_quant(kernels: Any) -> Callable[[], Any]:
+        linears = [_vllm_with_quant(kernels, w) for w in matrices]
+        return products(linears, *(each.bfloat16() for each in codes))
+
+    yield vllm("GEMMs: vllm int8_scaled_mm_with_quant", with_quant, check)
+
 
 def _vllm_linear(kernels: Any, weight: Tensor, tokens: int) -> Linear:
     ones = torch.ones(1, len(weight)), torch.ones(tokens, 1)
@@ -71,6 +77,19 @@ def _vllm_linear(kernels: Any, weight: Tensor, tokens: int) -> Linear:
     def run(codes: Tensor) -> Tensor:
         kernels.onednn_scaled_mm(out, codes, ones[1], None, None, None, handler)
         return out
+
+    return run
+
+
+def _vllm_with_quant(kernels: Any, weight: Tensor) -> Linear:
+    """Takes bf16 and quantises it itself, to the same codes if a row's largest is 127."""
+    packed, ones = kernels.convert_weight_packed(weight), torch.ones(len(weight))
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = kernels.int8_scaled_mm_with_quant(
+            x, packed, ones, None, torch.bfloat16, True
+        )
+        return result
 
     return run
 
