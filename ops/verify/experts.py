@@ -83,35 +83,36 @@ class Experts:
         return torch.from_numpy(out)
 
     def integer_oracle(
-        self, scheme: str, dtype: Any = np.float64, **wrong: Any
+        self,
+        scheme: str,
+        dtype: Any = np.float64,
+        *,
+        bias: bool = True,
+        swapped: bool = False,
     ) -> tuple[Tensor, float]:
         """(result with integer products, what one code of the second layer can move it by).
 
-        ``wrong``: ``no_bias`` drops w4a8's scale_bias, ``swapped`` swaps the nibbles of a byte.
+        w4a8 multiplies codes - 8 and adds 8 times the weights' sum, which ``scale_bias`` holds.
+        Mistakes: without ``bias``, with the nibbles of a byte ``swapped``.
         """
         out, step = np.zeros((len(self.x), HIDDEN), dtype), 0.0
         weights = self.weights.double().numpy().astype(dtype)
-        c13, c2 = (self._codes(c, **wrong) for c in (self.c13, self.c2))
+        offset = 8 if scheme == "w4a8" else 0
+        c13, c2 = (c.numpy().astype(np.int64) for c in (self.c13, self.c2))
+        b13, b2 = (offset * bias * c.sum(-1) for c in (c13, c2))
+        if swapped:
+            c13, c2 = (c.reshape(EXPERTS, -1, 2, c.shape[-1])[:, :, ::-1] for c in (c13, c2))
+            c13, c2 = c13.reshape(self.c13.shape), c2.reshape(self.c2.shape)
         s13, s2 = (s.double().numpy()[..., 0].astype(dtype) for s in (self.s13, self.s2))
-        lost = -8 if wrong.get("no_bias") and scheme == "w4a8" else 0
         for t, row in enumerate(self.x.float().numpy()):
             codes, scale = quantise(row)
             for j, e in enumerate(self.ids[t].tolist()):
-                up = (c13[e] @ (codes + lost)) * s13[e] * dtype(scale[0])
+                up = (c13[e] @ (codes - offset) + b13[e]) * s13[e] * dtype(scale[0])
                 middle, middle_scale = quantise(silu(up[:INTER]) * up[INTER:])
-                down = (c2[e] @ (middle + lost)) * s2[e] * dtype(middle_scale[0])
+                down = (c2[e] @ (middle - offset) + b2[e]) * s2[e] * dtype(middle_scale[0])
                 out[t] += weights[t, j] * down
                 step = max(step, float(weights[t, j] * middle_scale[0] * 8 * s2[e].max()))
         return torch.from_numpy(out), step
-
-    @staticmethod
-    def _codes(codes: Tensor, *, swapped: bool = False, **_: Any) -> Array:
-        pairs = codes.numpy().astype(np.int64)
-        return (
-            pairs.reshape(EXPERTS, -1, 2, pairs.shape[-1])[:, :, ::-1].reshape(pairs.shape)
-            if swapped
-            else pairs
-        )
 
     def check(self, out: Tensor, scheme: str) -> None:
         """Fail unless ``out`` is the integer oracle's, up to F32 rounding and, since SiLU rounds

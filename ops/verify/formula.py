@@ -17,7 +17,7 @@ def index_scores(
     query: Array, keys: Array, weights: Array, dtype: Any = np.float64, *, relu: bool = True
 ) -> Array:
     """[.., L] of query [.., H, D], keys [L, D], weights [.., H], one head after the other."""
-    query, keys, weights = (x.astype(dtype) for x in (query, keys, weights))
+    query, keys, weights = (x.astype(dtype, copy=False) for x in (query, keys, weights))
     total = np.zeros((*query.shape[:-2], len(keys)), dtype)
     with np.errstate(invalid="ignore"):
         for h in range(query.shape[-2]):
@@ -41,7 +41,7 @@ def attention(
     query: Array, keys: Array, values: Array, scale: float, dtype: Any = np.float64
 ) -> tuple[Array, Array, Array]:
     """(out [H, Lv], max [H], sum [H]) of query [H, D] over keys [n, D], values [n, Lv]."""
-    query, keys, values = (x.astype(dtype) for x in (query, keys, values))
+    query, keys, values = (x.astype(dtype, copy=False) for x in (query, keys, values))
     heads = len(query)
     if not len(keys):
         empty = np.zeros((heads, values.shape[1]), dtype)

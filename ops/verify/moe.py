@@ -123,7 +123,7 @@ def _integer_experts(seed: int, *, tokens: int, scheme: str, absent: bool = Fals
         return {"y": Expected(oracle, low, step)}
 
     wrong = {
-        "scale_bias forgotten": lambda: wanted(no_bias=True),
+        "scale_bias forgotten": lambda: wanted(bias=False),
         "nibbles swapped": lambda: wanted(swapped=True),
     }
     return RowsProblem("moe_experts", arguments, _ROWS, wanted(), wrong)

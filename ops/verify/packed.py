@@ -25,8 +25,8 @@ def pack(latent: Tensor, key_rope: Tensor, *, levels: int = 127, tile: int = TIL
 
 def unpack(rows: Tensor) -> tuple[Tensor, Tensor]:
     """BF16 (latent [T, 512], key_rope [T, 64]) of packed rows."""
-    scale = np.array(rows[:, _SCALES_AT:]).view(np.float32)
+    scale = rows[:, _SCALES_AT:].numpy().copy().view(np.float32)
     codes = rows[:, :LATENT].float().numpy()
     latent = torch.from_numpy(codes * np.repeat(scale, TILE, 1)).bfloat16()
-    rope = np.array(rows[:, LATENT:_SCALES_AT]).view(np.int16)
+    rope = rows[:, LATENT:_SCALES_AT].numpy().copy().view(np.int16)
     return latent, torch.from_numpy(rope).view(torch.bfloat16)

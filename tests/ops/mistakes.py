@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from glm5_ascend.ops.lightning_indexer import reference as indexer
+from glm5_ascend.ops.mlapo import reference as mlapo
 from glm5_ascend.ops.moe import reference as moe
 from glm5_ascend.ops.norm_rope import reference as norm_rope
 from glm5_ascend.ops.quant_linear import reference as quant_linear
@@ -48,7 +50,11 @@ def sees(more: int, module: Any) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def visible_keys(requests: Any, spans: Any, *, causal: bool) -> tuple[Tensor, Tensor]:
         request, visible = original(requests, spans, causal=causal)
-        most = torch.tensor(spans.lengths)[request]
+        most = torch.zeros_like(visible)
+        for start, count, keys in zip(
+            requests.starts, requests.lengths, spans.lengths, strict=True
+        ):
+            most[start : start + count] = keys
         return request, torch.minimum((visible + more).clamp(min=0), most)
 
     return visible_keys
@@ -166,6 +172,51 @@ def static_without(part: str) -> Callable[..., Tensor]:
         return original(x, w, scale, offset, bias, deq)
 
     return linear
+
+
+def raw_latent_returned(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``mlapo`` whose query_norm is the q latent before its norm."""
+
+    def forward(inputs: Any) -> Any:
+        x, scale = inputs.x, inputs.x_scale
+        if inputs.down_q.is_int8:
+            x, scale = mlapo.quantise(x, inputs.x_static)
+        return replace(original(inputs), latent=mlapo.project(x, scale, inputs.down_q, inputs))
+
+    return forward
+
+
+def key_norm_as_rms(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return norm_rope.rms_norm(x, weight, eps) + bias
+
+
+def always_selects(number: int, select: Callable[[], Tensor], previous: Any) -> Tensor:
+    return select()
+
+
+def pages_in_order(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keys of paged requests read as if their pages followed each other."""
+
+    def flat_rows(keys: Any, request: Tensor, position: Tensor) -> Tensor:
+        first = original(keys, request, torch.zeros_like(position))
+        return first + position
+
+    return flat_rows
+
+
+def packed_with_128(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Packed rows whose scale is max / 128."""
+
+    def pack(latent: Tensor, key_rope: Tensor) -> Tensor:
+        tiles = latent.float().unflatten(-1, (4, 128))
+        scale = tiles.abs().amax(-1, keepdim=True) / 128
+        codes = (tiles / scale.where(scale > 0, 1)).round().clamp(-127, 127)
+        rows = original(latent, key_rope).clone()
+        rows[:, :512] = codes.flatten(1).to(torch.int8)
+        rows[:, 640:] = scale.flatten(1).view(torch.int8)
+        return rows
+
+    return pack
 
 
 def write_padding(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
