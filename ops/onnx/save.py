@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -11,6 +11,7 @@ from onnx import TensorProto
 from glm5_ascend.checkpoint import require_free_space, tensor_bytes, write_shard
 from glm5_ascend.checkpoint_header import read_header
 from glm5_ascend.checkpoint_writer import write_bytes
+from glm5_ascend.console import Advance, progress
 from glm5_ascend.ops.onnx.graph import ONNX_TYPES
 from glm5_ascend.ops.onnx.weights import Weight
 
@@ -48,7 +49,8 @@ def save(
         return len(data)
     beside = data_file(path)
     parts = {part.name: part.spec for weight in weights for part in weight.parts}
-    write_shard(beside, parts, (chunk for weight in weights for chunk in weight.chunks()), {})
+    with progress("writing the weights", nbytes) as advance:
+        write_shard(beside, parts, _chunks(weights, advance), {})
     try:
         stored, _ = read_header(beside)
         model.graph.initializer.extend(
@@ -61,6 +63,13 @@ def save(
         beside.unlink()
         raise
     return len(data) + beside.stat().st_size
+
+
+def _chunks(weights: Sequence[Weight], advance: Advance) -> Iterator[tuple[str, memoryview]]:
+    for weight in weights:
+        for name, data in weight.chunks():
+            yield name, data
+            advance(data.nbytes)
 
 
 def _inline(weight: Weight) -> onnx.TensorProto:

@@ -7,6 +7,8 @@ import pytest
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.command import run as quantise
 from tests.ops.onnx.layers import SMALL, Reference
+from tests.support.tiny_ascend import write_tiny_ascend
+from tests.support.tiny_model import write_tiny
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,11 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
         quantise(QuantizeOptions(SMALL, directory, scheme, rotate=scheme == "w4a8"))
         made[scheme] = Reference.of(directory, quantised=True)
     return made
+
+
+@pytest.fixture(scope="session")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A tiny random model with static W8A8 linears, which the quantiser does not write."""
+    source = write_tiny(tmp_path_factory.mktemp("onnx") / "source")
+    written = write_tiny_ascend(source, source.with_name("static"), scheme="w8a8", static=True)
+    return Reference.of(written, quantised=True)

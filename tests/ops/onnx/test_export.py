@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from glm5_ascend import cli as command_line
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
@@ -21,6 +22,7 @@ from glm5_ascend.ops.onnx.names import DOMAIN
 from glm5_ascend.ops.onnx.weights import LayerWeights, Part, Weight
 from tests.ops.onnx.layers import SMALL
 from tests.ops.onnx.session import Session
+from tests.support.tiny_model import write_tiny
 
 
 def export(*arguments: object) -> Result:
@@ -142,6 +144,25 @@ def test_wrong_model(tmp_path: Path) -> None:
     refused(ExitCode.INPUT, "llama", "mlapo", "--model", tmp_path, "-o", tmp_path / "x.onnx")
     arguments = ("layer", "--layer", 0, "--model", tmp_path, "-o", tmp_path / "x.onnx")
     refused(ExitCode.INPUT, "llama", *arguments)
+
+
+def test_fp8_checkpoint(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "fp8", fp8=True)
+    arguments = ("layer", "--layer", 0, "--model", source, "-o", tmp_path / "x.onnx")
+    refused(ExitCode.INPUT, "FP8", *arguments)
+
+
+def test_damaged_weights(tmp_path: Path) -> None:
+    """A NaN in the file stops the export; one in another layer does not matter."""
+    source = write_tiny(tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, source / "model.safetensors")
+    (source / "model.safetensors.index.json").unlink(missing_ok=True)
+    arguments = ("layer", "--model", source, "-o", tmp_path / "x.onnx", "--layer")
+    refused(ExitCode.INPUT, "NaN or infinity, first at [3, 4]", *arguments, 1)
+    assert not (tmp_path / "x.onnx").exists()
+    assert export(*arguments, 2).exit_code == 0
 
 
 def test_output_that_exists(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.ops.onnx.layers import KINDS, STEPS, TOKENS, Reference, exported, run
@@ -21,6 +22,15 @@ def test_layer(
     # The same model takes any number of new and of cached tokens.
     for steps in ((TOKENS,), STEPS):
         reference.check(layer, *run(session, reference.layers[layer], steps))
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_static_scales(layer: int, static: Reference, tmp_path: Path) -> None:
+    """Another model: W8A8 with one stored input scale for the trunk, whatever is static there."""
+    session = exported(static.directory, layer, tmp_path / "layer.onnx")
+    called = {function.name for function in onnx.load(tmp_path / "layer.onnx").functions}
+    assert {"LinearW8A8Static", "MlapoW8A8W8A8"} <= called
+    static.check(layer, *run(session, static.layers[layer], STEPS))
 
 
 def test_weights_in_a_file_of_their_own(references: dict[str, Reference], tmp_path: Path) -> None:
