@@ -21,6 +21,7 @@ from tests.support.compare import assert_identical
 
 SIZES = (1, 2, 3, 4, 5, 8, 17, 31, 33, 62)
 DTYPES = [torch.float32, torch.bfloat16]
+BACKENDS = ["reference", "cpu"]
 
 
 def assert_rows_ignore_each_other(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -116,7 +117,7 @@ class Sequence:
         self.key_rope = torch.randn(self.length, 64).to(dtype)
 
 
-def step(work: list[tuple[Sequence, int, int]], block_size: int = 16) -> list[Any]:
+def step(work: list[tuple[Sequence, int, int]], backend: str, block_size: int = 16) -> list[Any]:
     """(indices, out) of every (sequence, first query, end of queries) in one batch."""
     requests = Requests("step", tuple((end - start, end) for _, start, end in work))
     paged = page(
@@ -131,7 +132,7 @@ def step(work: list[tuple[Sequence, int, int]], block_size: int = 16) -> list[An
     def rows(name: str) -> Tensor:
         return torch.cat([getattr(s, name)[start:end] for s, start, end in work])
 
-    common = {"block_table": paged.block_table, "layout_query": "TND"}
+    common = {"block_table": paged.block_table, "layout_query": "TND", "backend": backend}
     common["actual_seq_lengths_query"] = requests.query_ends()
     indices, _ = ops.lightning_indexer(
         rows("index_query"),
@@ -158,29 +159,33 @@ def step(work: list[tuple[Sequence, int, int]], block_size: int = 16) -> list[An
     return list(zip(indices.split(sizes), out.split(sizes), strict=True))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_does_not_depend_on_chunks_batch_or_pages(dtype: torch.dtype) -> None:
+def test_attention_does_not_depend_on_chunks_batch_or_pages(
+    dtype: torch.dtype, backend: str
+) -> None:
     sequences = [Sequence(dtype, seed) for seed in range(3)]
-    whole = [step([(s, 0, s.length)])[0] for s in sequences]
-    together = step([(s, 0, s.length) for s in sequences])
+    whole = [step([(s, 0, s.length)], backend)[0] for s in sequences]
+    together = step([(s, 0, s.length) for s in sequences], backend)
     for got, wanted in zip(together, whole, strict=True):
         for a, b in zip(got, wanted, strict=True):
             assert_identical(a.contiguous(), b, name="batched prefill")
     cuts = (0, 1, 62, 64, 65, 66, 73, 100, 149, 150)
     for start, end in pairwise(cuts):
-        alone = step([(sequences[0], start, end)])[0]
+        alone = step([(sequences[0], start, end)], backend)[0]
         # Company with other lengths, in pages of another size.
         batch = [(sequences[1], 3, 90), (sequences[0], start, end), (sequences[2], 149, 150)]
-        for got, name in ((alone, "chunk"), (step(batch, 32)[1], "chunk in a batch")):
+        for got, name in ((alone, "chunk"), (step(batch, backend, 32)[1], "chunk in a batch")):
             for a, b in zip(got, whole[0], strict=True):
                 assert_identical(a.contiguous(), b[start:end].contiguous(), name=name)
 
 
-def test_decoding_eight_requests_equals_decoding_each_alone() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decoding_eight_requests_equals_decoding_each_alone(backend: str) -> None:
     sequences = [Sequence(torch.float32, seed) for seed in range(8)]
     work = [(s, s.length - 1 - 9 * i, s.length - 9 * i) for i, s in enumerate(sequences)]
-    for got, one in zip(step(work), work, strict=True):
-        for a, b in zip(got, step([one])[0], strict=True):
+    for got, one in zip(step(work, backend), work, strict=True):
+        for a, b in zip(got, step([one], backend)[0], strict=True):
             assert_identical(a.contiguous(), b)
 
 

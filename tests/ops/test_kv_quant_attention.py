@@ -36,7 +36,8 @@ class Inputs:
         for _, k in requests.lengths:
             cache = torch.zeros(1, k, 656, dtype=torch.int8)
             slots = torch.arange(k)
-            write_kv_rows(cache, torch.randn(k, 512) * 1.3, torch.randn(k, 64), slots)
+            latent, key_rope = torch.randn(k, 512) * 1.3, torch.randn(k, 64)
+            write_kv_rows(cache, latent, key_rope, slots, backend="reference")
             self.rows.append(cache[0])
         self.indices = torch.full((requests.tokens, 1, count), -1, dtype=torch.int32)
         for t, (_, visible) in enumerate(requests.rows()):
@@ -57,6 +58,7 @@ class Inputs:
             "layout_kv": "PA_BSND",
             **paged.layout(self.requests),
         }
+        arguments["backend"] = "reference"
         return kv_quant_sparse_flash_attention(**{**arguments, **change})
 
     def unpacked(self, b: int, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +116,7 @@ def test_equals_attention_over_the_unpacked_cache() -> None:
         key_rope=rotated.caches["x"],
         actual_seq_lengths_kv=inputs.requests.key_lengths(),
         layout_kv="PA_BSND",
+        backend="reference",
         **latent.layout(inputs.requests),
     )[0]
     assert_identical(inputs.run(torch.bfloat16), wanted)

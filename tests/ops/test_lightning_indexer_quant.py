@@ -52,7 +52,7 @@ class Inputs:
             "sparse_count": COUNT,
             **paged.layout(self.requests),
         }
-        return lightning_indexer_quant(**{**arguments, **change})
+        return lightning_indexer_quant(**{**arguments, "backend": "reference", **change})
 
     def scores(self, t: int, b: int, visible: int) -> np.ndarray:
         """F64 [visible]; the dots are int64."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from glm5_ascend.ops import read_kv_rows, write_kv_rows, write_paged_rows
+from glm5_ascend import ops
 from tests.support.compare import assert_identical
+
+read_kv_rows = partial(ops.read_kv_rows, backend="reference")
+write_kv_rows = partial(ops.write_kv_rows, backend="reference")
+write_paged_rows = partial(ops.write_paged_rows, backend="reference")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

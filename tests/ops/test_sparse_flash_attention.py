@@ -66,7 +66,7 @@ class Inputs:
             "layout_kv": "PA_BSND",
             **paged.layout(self.requests),
         }
-        return sparse_flash_attention(**{**arguments, **change})
+        return sparse_flash_attention(**{**arguments, "backend": "reference", **change})
 
     def oracle(self, dtype: Any = np.float64) -> tuple[Tensor, Tensor, Tensor]:
         """NumPy in ``dtype``, one query token after the other."""
