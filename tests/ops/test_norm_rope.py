@@ -48,6 +48,16 @@ def test_rms_norm(dtype: torch.dtype) -> None:
         assert_close(y, oracle(np.float64), oracle(np.float32).to(dtype))
 
 
+def test_rms_norm_rounds_before_the_weight() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(31, 192).bfloat16(), torch.randn(192).bfloat16()
+    wide = x.double()
+    normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    wanted = (normed.bfloat16().float() * weight.float()).bfloat16()
+    # F32 sums may move a value across a border between two BF16 numbers, rarely.
+    assert (rms_norm(x, weight, 1e-5) != wanted).double().mean() < 0.01
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_norm(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
