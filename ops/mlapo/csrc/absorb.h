@@ -189,7 +189,8 @@ void absorb_rows(const Head<T>& h, int64_t row) {
   for (; column < h.columns; column += STRIP) absorb_tile<T, ROWS, 1>(h, row, column, nullptr);
 }
 
-constexpr int MOST_ROWS = G5_AVX2 ? 4 : 8;  // whose sums fit into the registers
+// Rows whose sums fit into the registers.
+constexpr int MOST_ROWS = G5_AVX512 || G5_NEON ? 8 : 4;
 
 // All columns of `rows` rows; `room` holds steps(terms) operands.
 template <class T>
@@ -207,7 +208,10 @@ void absorb(const Head<T>& h, int64_t rows, Operand<T>* room) {
     }
   }
   for (; row + MOST_ROWS <= rows; row += MOST_ROWS) absorb_rows<T, MOST_ROWS, 1>(h, row);
-  for (; row + 4 <= rows; row += 4) absorb_rows<T, 4, MOST_ROWS / 4>(h, row);
+  if (MOST_ROWS > 4 && row + 4 <= rows) {
+    absorb_rows<T, 4, MOST_ROWS / 4>(h, row);
+    row += 4;
+  }
   for (; row + 2 <= rows; row += 2) absorb_rows<T, 2, MOST_ROWS / 2>(h, row);
   if (row < rows) absorb_rows<T, 1, MOST_ROWS>(h, row);
 }
