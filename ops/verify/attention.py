@@ -156,7 +156,7 @@ class AttentionProblem(Problem):
         keys, where = batch.keys(key=data.latent, rope=data.key_rope)
         if case.one_cache:
             whole = torch.cat((keys["key"], keys["rope"]), -1)
-            keys["key"], keys["rope"] = whole.split([case.shape.latent, case.shape.rope], -1)
+            keys["key"], keys["rope"] = whole.tensor_split((case.shape.latent,), -1)
         return {
             "query": batch.queries(data.query),
             "key": keys["key"],

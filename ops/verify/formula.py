@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+PRECISIONS: tuple[Any, Any] = (np.float64, np.float32)
 
 
 def index_scores(
@@ -75,14 +76,16 @@ def turn(x: Array, by: Array, *, half_split: bool = False) -> Array:
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
+    normed: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
+    return normed
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis."""
     centred = x - x.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
-    return centred / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+    normed: Array = centred / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+    return normed
 
 
 def sigmoid(x: Array) -> Array:
@@ -92,7 +95,8 @@ def sigmoid(x: Array) -> Array:
 
 def silu(x: Array) -> Array:
     """x * sigmoid(x)."""
-    return x / (1 + np.exp(-x))
+    product: Array = x / (1 + np.exp(-x))
+    return product
 
 
 def quantise(x: Array) -> tuple[Array, Array]:
@@ -106,4 +110,5 @@ def hadamard(size: int) -> Array:
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / np.sqrt(size)
+    normal: Array = matrix / np.sqrt(size)
+    return normal

@@ -78,4 +78,5 @@ def fast_transform(x: formula.Array) -> formula.Array:
         first, second = x[..., at & ~distance], x[..., at | distance]
         x = np.where(low, first + second, first - second)
         distance *= 2
-    return x * x.dtype.type(width**-0.5)
+    normal: formula.Array = x * x.dtype.type(width**-0.5)
+    return normal

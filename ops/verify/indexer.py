@@ -73,7 +73,7 @@ class IndexerProblem(Problem):
         self.data = data
         rows = case.requests.rows(causal=case.mode == 3)
         self.visible = torch.tensor([visible for _, visible in rows], dtype=torch.int64)
-        self.oracle, self.low = (self.scores(dtype=d) for d in (np.float64, np.float32))
+        self.oracle, self.low = (self.scores(dtype=d) for d in formula.PRECISIONS)
         seen = torch.arange(self.oracle.shape[1]) < self.visible[:, None]
         self.limit = compare.error_limit(
             torch.where(seen, self.oracle, 0.0), torch.where(seen, self.low, 0.0).float()
@@ -186,8 +186,8 @@ class IndexerProblem(Problem):
 
         def scored(score: Scores) -> Verdict:
             def verdict(outputs: Outputs) -> Figures:
-                both = [self.scores(dtype=dtype, score=score) for dtype in (np.float64, np.float32)]
-                return self._against(outputs, *both, self.visible)
+                oracle, low = (self.scores(dtype=d, score=score) for d in formula.PRECISIONS)
+                return self._against(outputs, oracle, low, self.visible)
 
             return verdict
 

@@ -7,7 +7,7 @@ The oracle expands the latents into keys and values per head and masks a dense s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,32 +16,26 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.verify import compare, formula
-from glm5_ascend.ops.verify.case import Call, Case, Outputs, Problem, Verdict, invoke
+from glm5_ascend.ops.verify.case import Call, Case, Outputs, Problem, Verdict
+from glm5_ascend.ops.verify.chain import (
+    EPS,
+    HEADS,
+    HIDDEN,
+    INDEX_DIM,
+    INDEX_HEADS,
+    KEY_EPS,
+    LATENT,
+    NOPE,
+    ROPE,
+    SCALE,
+    THETA,
+    TOP_K,
+    Prompts,
+    draw,
+    forward,
+)
 from glm5_ascend.ops.verify.compare import Figures
 from glm5_ascend.ops.verify.formula import Array
-from glm5_ascend.ops.verify.requests import poison
-
-HIDDEN, Q_LORA, HEADS, NOPE, ROPE, LATENT, VALUE = 96, 48, 4, 24, 16, 32, 32
-INDEX_HEADS, INDEX_DIM, TOP_K, PAGE = 16, 32, 16, 16
-THETA, EPS, KEY_EPS = 1e4, 1e-5, 1e-6
-SCALE = (NOPE + ROPE) ** -0.5
-_SHAPES = {
-    "gamma_in": (HIDDEN,),
-    "gamma_q": (Q_LORA,),
-    "gamma_kv": (LATENT,),
-    "down_q": (HIDDEN, Q_LORA),
-    "down_kv": (HIDDEN, LATENT + ROPE),
-    "up_q": (Q_LORA, HEADS * (NOPE + ROPE)),
-    "up_k": (HEADS, NOPE, LATENT),
-    "up_v": (HEADS, LATENT, VALUE),
-    "out": (HEADS * VALUE, HIDDEN),
-    "index_q": (Q_LORA, INDEX_HEADS * INDEX_DIM),
-    "index_k": (HIDDEN, INDEX_DIM),
-    "index_w": (HIDDEN, INDEX_HEADS),
-    "key_gamma": (INDEX_DIM,),
-    "key_beta": (INDEX_DIM,),
-}
-Layer = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ class LayersProblem(Problem):
     def __init__(self, case: LayersCase, seed: int) -> None:
         self.case = case
         gen = torch.Generator().manual_seed(seed)
-        self.layers = [_draw(gen) for _ in range(2)]
+        self.layers = [draw(gen) for _ in range(2)]
         self.hidden = torch.randn(sum(case.lengths), HIDDEN, generator=gen)
         self.margin = float("inf")
         self.oracle, self.chosen = self.expand(np.float64)
@@ -96,8 +90,9 @@ class LayersProblem(Problem):
     def expand(self, dtype: Any, wrong: Wrong | None = None) -> tuple[Tensor, Tensor]:
         """(hidden states [T, hidden] after both layers, positions int32 [T, 16])."""
         hidden, chosen = [], []
-        for part in self.hidden.split(list(self.case.lengths)):
-            x, masks = part.numpy().astype(dtype), []
+        for part in self.hidden.tensor_split(np.cumsum(self.case.lengths)[:-1].tolist()):
+            x = part.numpy().astype(dtype)
+            masks: list[Array] = []
             for number, layer in enumerate(self.layers):
                 weights = {name: w.numpy().astype(dtype) for name, w in layer.items()}
                 first = {name: w.numpy().astype(dtype) for name, w in self.layers[0].items()}
@@ -112,8 +107,8 @@ class LayersProblem(Problem):
     def run(self, call: Call, *, shuffled: bool = False) -> Outputs:
         """``hidden`` and the last layer's ``indices``; shuffled: prompts backwards."""
         count = len(self.case.lengths)
-        batch = _Prompts(self.case.lengths, range(count)[::-1] if shuffled else range(count))
-        hidden, indices = _forward(call, batch.take(self.hidden), self.layers, batch)
+        batch = Prompts(self.case.lengths, range(count)[::-1] if shuffled else range(count))
+        hidden, indices = forward(call, batch.take(self.hidden), self.layers, batch)
         return {"hidden": batch.restore(hidden), "indices": batch.restore(indices[:, 0])}
 
     def judge(self, outputs: Outputs) -> Figures:
@@ -150,14 +145,6 @@ class LayersProblem(Problem):
 
 
 _RIGHT = Wrong()
-
-
-def _draw(gen: torch.Generator) -> Layer:
-    layer = {}
-    for name, shape in _SHAPES.items():
-        values = torch.randn(shape, generator=gen)
-        layer[name] = values * shape[-2] ** -0.5 if len(shape) > 1 else 1 + values / 4
-    return layer
 
 
 def _expanded(
@@ -219,150 +206,6 @@ def _positions(mask: Array) -> Tensor:
         chosen = torch.from_numpy(np.flatnonzero(row)).int()
         out[t, : len(chosen)] = chosen
     return out
-
-
-class _Prompts:
-    """Prompts in some order: where their tokens lie in the batch and in the pages."""
-
-    def __init__(self, lengths: tuple[int, ...], order: Any) -> None:
-        starts = np.cumsum([0, *lengths])
-        self._tokens = torch.cat([torch.arange(starts[b], starts[b + 1]) for b in order])
-        ordered = [lengths[b] for b in order]
-        self.positions = torch.cat([torch.arange(n) for n in ordered])
-        self.lengths = torch.tensor(ordered, dtype=torch.int32)
-        pages = [-(-n // PAGE) for n in ordered]
-        self.blocks = sum(pages) + 1
-        names = torch.randperm(self.blocks, generator=torch.Generator().manual_seed(ordered[0]))
-        self.block_table = torch.zeros(len(pages), max(pages), dtype=torch.int32)
-        slots, used = [], 0
-        for b, (n, count) in enumerate(zip(ordered, pages, strict=True)):
-            mine = names[used : used + count]
-            self.block_table[b, :count] = mine.int()
-            slots.append((mine[:, None] * PAGE + torch.arange(PAGE)).flatten()[:n])
-            used += count
-        self.slots = torch.cat(slots)
-
-    def cache(self, width: int) -> Tensor:
-        return poison((self.blocks, PAGE, 1, width), torch.zeros(0))
-
-    def take(self, rows: Tensor) -> Tensor:
-        return rows[self._tokens]
-
-    def restore(self, rows: Tensor) -> Tensor:
-        out = torch.empty_like(rows)
-        out[self._tokens] = rows
-        return out
-
-
-def indices_of_layer(number: int, select: Callable[[], Tensor], previous: Tensor | None) -> Tensor:
-    """The second layer owns no indexer: it reads what the first one chose (IndexShare)."""
-    return select() if number == 0 or previous is None else previous
-
-
-def indexer_input(latent_q: Tensor, hidden: Tensor, layer: Layer) -> Tensor:
-    """The indexer's queries come from the normalised q latent."""
-    return latent_q
-
-
-def _forward(
-    call: Call, hidden: Tensor, layers: list[Layer], batch: _Prompts
-) -> tuple[Tensor, Tensor]:
-    """(hidden [T, H], indices int32 [T, 1, 16]) through the public functions."""
-    step = THETA ** (-torch.arange(0, ROPE, 2).double() / ROPE)
-    angle = batch.positions.double()[:, None] * step
-    cos, sin = angle.cos().float(), angle.sin().float()
-    ends = batch.lengths.cumsum(0).int()
-    indices: Tensor | None = None
-    for number, layer in enumerate(layers):
-        h = invoke(call, "rms_norm", {"x": hidden, "weight": layer["gamma_in"], "eps": EPS})
-        caches = {"kv_cache": batch.cache(LATENT), "kr_cache": batch.cache(ROPE)}
-        query, query_rope, _, latent_q, _ = invoke(
-            call, "mlapo", _prologue(h, layer, cos, sin, batch) | caches, writes=caches
-        )
-
-        def select(h: Tensor = h, latent_q: Tensor = latent_q) -> Tensor:
-            latent_q = indexer_input(latent_q, h, layers[0])
-            return _select(call, h, latent_q, layers[0], (cos, sin), batch, ends)
-
-        indices = indices_of_layer(number, select, indices)
-        arguments = {
-            "query": query,
-            "key": caches["kv_cache"],
-            "value": None,
-            "sparse_indices": indices,
-            "scale_value": SCALE,
-            "query_rope": query_rope,
-            "key_rope": caches["kr_cache"],
-            "actual_seq_lengths_query": ends,
-            "actual_seq_lengths_kv": batch.lengths,
-            "block_table": batch.block_table,
-            "layout_query": "TND",
-            "layout_kv": "PA_BSND",
-        }
-        out, _, _ = invoke(call, "sparse_flash_attention", arguments)
-        mixed = torch.einsum("thl,hlv->thv", out, layer["up_v"]).flatten(1)
-        hidden = hidden + mixed @ layer["out"]
-    assert indices is not None
-    return hidden, indices
-
-
-def _prologue(h: Tensor, layer: Layer, cos: Tensor, sin: Tensor, batch: _Prompts) -> dict[str, Any]:
-    return {
-        "token_x": h,
-        "weight_dq": layer["down_q"],
-        "weight_uq_qr": layer["up_q"],
-        "weight_uk": layer["up_k"],
-        "weight_dkv_kr": layer["down_kv"],
-        "rmsnorm_gamma_cq": layer["gamma_q"],
-        "rmsnorm_gamma_ckv": layer["gamma_kv"],
-        "rope_sin": sin,
-        "rope_cos": cos,
-        "cache_index": batch.slots,
-        "rmsnorm_epsilon_cq": EPS,
-        "rmsnorm_epsilon_ckv": EPS,
-        "query_norm_flag": True,
-    }
-
-
-def _select(
-    call: Call,
-    h: Tensor,
-    latent_q: Tensor,
-    layer: Layer,
-    table: tuple[Tensor, Tensor],
-    batch: _Prompts,
-    ends: Tensor,
-) -> Tensor:
-    query = (latent_q @ layer["index_q"]).view(len(h), INDEX_HEADS, INDEX_DIM)
-    norm = {"weight": layer["key_gamma"], "bias": layer["key_beta"], "eps": KEY_EPS}
-    key = invoke(call, "layer_norm", {"x": h @ layer["index_k"]} | norm)
-    cos, sin = table
-    turned = [
-        torch.cat(
-            (
-                invoke(call, "rotary_interleaved", {"x": x[..., :ROPE], "cos": cos, "sin": sin}),
-                x[..., ROPE:],
-            ),
-            -1,
-        )
-        for x in (query, key)
-    ]
-    cache = batch.cache(INDEX_DIM)
-    written = {"cache": cache.squeeze(2), "rows": turned[1], "slot_mapping": batch.slots}
-    invoke(call, "write_paged_rows", written, writes=("cache",))
-    arguments = {
-        "query": turned[0],
-        "key": cache,
-        "weights": h @ layer["index_w"],
-        "actual_seq_lengths_query": ends,
-        "actual_seq_lengths_key": batch.lengths,
-        "block_table": batch.block_table,
-        "layout_query": "TND",
-        "layout_key": "PA_BSND",
-        "sparse_count": TOP_K,
-    }
-    indices: Tensor = invoke(call, "lightning_indexer", arguments)[0]
-    return indices
 
 
 def cases() -> Iterator[Case]:

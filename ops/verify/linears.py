@@ -96,13 +96,13 @@ def _linear_w8a8_dynamic(
     sums = codes @ weight.numpy().astype(np.int64).T
 
     def wanted(use_bias: bool = True, use_scale: bool = True) -> Wanted:
-        oracle, low = (
-            torch.from_numpy(
-                sums.astype(d) * (scale.numpy().astype(d).T if use_scale else d(1)) * x_scale
-                + (0 if offset is None or not use_bias else offset.numpy().astype(d))
-            )
-            for d in (np.float64, np.float32)
-        )
+        def result(dtype: Any) -> Tensor:
+            y = sums.astype(dtype) * (scale.numpy().astype(dtype).T if use_scale else 1) * x_scale
+            if offset is not None and use_bias:
+                y = y + offset.numpy().astype(dtype)
+            return torch.from_numpy(y)
+
+        oracle, low = map(result, formula.PRECISIONS)
         return {"y": Expected(oracle, low.to(dtype))}
 
     arguments = {"x": x, "weight": weight, "weight_scale": scale, "bias": offset}
@@ -131,8 +131,7 @@ def _linear_w8a8_static(
         total = codes.astype(np.int64) @ weight.numpy().astype(np.int64).T
         total += bias.numpy() if use_bias else 0
         oracle, low = (
-            torch.from_numpy(total.astype(d) * deq.numpy().astype(d))
-            for d in (np.float64, np.float32)
+            torch.from_numpy(total.astype(d) * deq.numpy().astype(d)) for d in formula.PRECISIONS
         )
         return {"y": Expected(oracle, low.to(dtype))}
 

@@ -54,12 +54,14 @@ class Projection:
     def apply(self, x: Array, codes: Array | None = None, x_scale: Array | None = None) -> Array:
         """[T, N] in the arithmetic of x; int8 if there are codes, given or made of x."""
         if self.codes is None or self.scale is None:
-            return x @ self.weight.astype(x.dtype)
+            y: Array = x @ self.weight.astype(x.dtype)
+            return y
         if codes is None:
             codes, x_scale = self.quantise(x)
         offset = self.static.offset if self.static and self.corrected else 0
         total = _product(codes - offset, self.codes)
-        return total.astype(x.dtype) * self.scale.astype(x.dtype) * x_scale
+        y = total.astype(x.dtype) * self.scale.astype(x.dtype) * x_scale
+        return y
 
     def quantise(self, x: Array) -> tuple[Array, Array]:
         """(codes [T, K], scale [T, 1] or a number), in F32 as contracted."""
@@ -67,9 +69,9 @@ class Projection:
         if self.static is None:
             codes, scale = formula.quantise(narrow)
             return codes, scale.astype(x.dtype)
-        scale = np.float32(self.static.scale)
-        codes = np.rint(narrow / scale + np.float32(self.static.offset)).clip(-128, 127)
-        return codes.astype(np.int64), x.dtype.type(scale)
+        scale, offset = (np.array(value, np.float32) for value in self.static)
+        codes = np.rint(narrow / scale + offset).clip(-128, 127)
+        return codes.astype(np.int64), scale.astype(x.dtype)
 
 
 def _product(x: Array, weight: Array) -> Array:

@@ -94,7 +94,7 @@ class MlapoProblem(Problem):
             changed = {name: replace(getattr(weights, name), corrected=False) for name in each}
             weights = replace(weights, **changed)
         both = []
-        for dtype in (np.float64, np.float32):
+        for dtype in formula.PRECISIONS:
             scale = None if self.x_scale is None else self.x_scale.astype(dtype)
             x = self.x.double().numpy().astype(dtype)
             turn = torch.complex(self.cos, self.sin).numpy()
@@ -264,6 +264,6 @@ def cases() -> Iterator[Case]:
         yield MlapoCase(tokens=9, sizes=SMALL, dtype=dtype)
         yield MlapoCase(tokens=9, sizes=SMALL, dtype=dtype, mode=2)
     yield MlapoCase(tokens=9, sizes=SMALL, mode=2, codes=True)
-    for extra in ({}, {"static": True}):
-        yield MlapoCase(tokens=9, sizes=SMALL, mode=2, latent_codes=True, **extra)
+    for static in (False, True):
+        yield MlapoCase(tokens=9, sizes=SMALL, mode=2, latent_codes=True, static=static)
     yield MlapoCase(tokens=9, sizes=SMALL, mode=2, int8_query=True)

@@ -68,8 +68,8 @@ def _rms_norm(
 
     def wanted(eps: float = eps, normed: bool = True) -> Wanted:
         oracle, low = (
-            formula.rms_norm(x.double().numpy().astype(d), np.ones(1, d), d(eps))
-            for d in (np.float64, np.float32)
+            formula.rms_norm(x.double().numpy().astype(d), np.ones(1, d), eps)
+            for d in formula.PRECISIONS
         )
         if not normed:
             oracle, low = x.double().numpy(), x.float().numpy()
@@ -98,7 +98,7 @@ def _layer_norm(
             torch.from_numpy(
                 norm(*(t.double().numpy().astype(d) for t in (x, weight, bias)), d(eps))
             )
-            for d in (np.float64, np.float32)
+            for d in formula.PRECISIONS
         )
         return {"y": Expected(oracle, low.to(dtype))}
 

@@ -136,7 +136,8 @@ class Batch:
         self.requests = Requests(requests.name, lengths, requests.seed + sum(self.order[:1]))
         self.layout = layout
         self._most = max((q for q, _ in lengths), default=0)
-        first, where, ends = 0, [], requests.query_ends().tolist()
+        first, ends = 0, requests.query_ends().tolist()
+        where: list[int] = []
         tokens: list[int] = []
         for b, (q, _) in zip(self.order, lengths, strict=True):
             where += range(first, first + q)

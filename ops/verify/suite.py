@@ -7,7 +7,8 @@ on requests longer than the number of positions that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -47,24 +48,7 @@ def cases(size: str = "normal") -> Iterator[Case]:
 def indexer() -> Iterator[Case]:
     """Requests, kinds of scores, layouts, dtypes, shapes and options, each varied on its own."""
     for dtype, weights in ((torch.bfloat16, torch.float32), (torch.int8, torch.float16)):
-        both = {"dtype": dtype, "weights_dtype": weights}
-        for requests in (*REQUESTS, DECODE, EDGES):
-            yield IndexerCase(requests=requests, size="quick", **both)
-        for kind in SCORE_KINDS[1:]:
-            yield IndexerCase(requests=BY_NAME["decode"], kind=kind, size="quick", **both)
-            yield IndexerCase(requests=BY_NAME["mixed"], kind=kind, heads=16, **both)
-        for layout in LAYOUTS:
-            yield IndexerCase(requests=BY_NAME["mixed"], layout=layout, heads=16, **both)
-            yield IndexerCase(requests=DECODE, layout=layout, mode=0, **both)
-        yield IndexerCase(requests=DECODE, heads=64, **both)
-        yield IndexerCase(requests=BY_NAME["drafts"], strided=True, **both)
-        for kind in ("random", "two_values", "mostly_nan"):
-            yield IndexerCase(requests=DECODE, kind=kind, by_score=True, **both)
-        yield IndexerCase(requests=LONG, count=2048, **both)
-        for kind in ("rising", "falling", "equal", "two_values"):
-            yield IndexerCase(requests=LONG, count=2048, kind=kind, heads=8, **both)
-        yield IndexerCase(requests=TILE, count=2048, size="full", **both)
-        yield IndexerCase(requests=TILE, count=2048, heads=64, size="full", **both)
+        yield from _indexer_of(partial(IndexerCase, dtype=dtype, weights_dtype=weights))
     for dtype in (torch.float32, torch.float16):
         yield IndexerCase(requests=BY_NAME["mixed"], heads=16, dtype=dtype, weights_dtype=dtype)
         yield IndexerCase(requests=DECODE, dtype=dtype)
@@ -75,30 +59,30 @@ def indexer() -> Iterator[Case]:
     yield IndexerCase(requests=DECODE, dtype=torch.int8, size="quick")
 
 
+def _indexer_of(case: Callable[..., Case]) -> Iterator[Case]:
+    for requests in (*REQUESTS, DECODE, EDGES):
+        yield case(requests=requests, size="quick")
+    for kind in SCORE_KINDS[1:]:
+        yield case(requests=BY_NAME["decode"], kind=kind, size="quick")
+        yield case(requests=BY_NAME["mixed"], kind=kind, heads=16)
+    for layout in LAYOUTS:
+        yield case(requests=BY_NAME["mixed"], layout=layout, heads=16)
+        yield case(requests=DECODE, layout=layout, mode=0)
+    yield case(requests=DECODE, heads=64)
+    yield case(requests=BY_NAME["drafts"], strided=True)
+    for kind in ("random", "two_values", "mostly_nan"):
+        yield case(requests=DECODE, kind=kind, by_score=True)
+    yield case(requests=LONG, count=2048)
+    for kind in ("rising", "falling", "equal", "two_values"):
+        yield case(requests=LONG, count=2048, kind=kind, heads=8)
+    yield case(requests=TILE, count=2048, size="full")
+    yield case(requests=TILE, count=2048, heads=64, size="full")
+
+
 def attention() -> Iterator[Case]:
     """Requests, kinds of indices, layouts, dtypes, shapes and options, each varied on its own."""
-    for packed in (False, True):
-        shape = AttentionShape(8) if packed else SMALL
-        for requests in REQUESTS:
-            yield AttentionCase(requests=requests, shape=shape, packed=packed, size="quick")
-        for kind in INDEX_KINDS[1:]:
-            yield AttentionCase(
-                requests=BY_NAME["mixed"], shape=shape, kind=kind, packed=packed, size="quick"
-            )
-        for layout in LAYOUTS:
-            yield AttentionCase(
-                requests=DECODE, shape=shape, layout=layout, kind="holes", mode=0, packed=packed
-            )
-            yield AttentionCase(
-                requests=BY_NAME["chunk"], shape=shape, layout=layout, kind="future", packed=packed
-            )
-        for dtype in DTYPES:
-            yield AttentionCase(requests=DECODE, dtype=dtype, packed=packed, size="quick")
-            yield AttentionCase(requests=DECODE, shape=shape, dtype=dtype, std=4, packed=packed)
-        yield AttentionCase(requests=EDGES, shape=DEEPSEEK, packed=packed)
-        yield AttentionCase(requests=LONG, shape=AttentionShape(16), count=2048, packed=packed)
-        yield AttentionCase(requests=DECODE, shape=shape, block=8, count=16, packed=packed)
-        yield AttentionCase(requests=TILE, count=2048, packed=packed, size="full")
+    yield from _attention_of(AttentionCase, SMALL)
+    yield from _attention_of(partial(AttentionCase, packed=True), AttentionShape(8))
     for dtype in DTYPES:
         yield AttentionCase(
             requests=BY_NAME["mixed"], shape=SMALL, dtype=dtype, one_cache=True, with_sums=True
@@ -108,3 +92,20 @@ def attention() -> Iterator[Case]:
     )
     yield AttentionCase(requests=DECODE, shape=SMALL, with_rope=False)
     yield AttentionCase(requests=TILE, shape=DEEPSEEK, count=2048, size="full")
+
+
+def _attention_of(case: Callable[..., Case], shape: AttentionShape) -> Iterator[Case]:
+    for requests in REQUESTS:
+        yield case(requests=requests, shape=shape, size="quick")
+    for kind in INDEX_KINDS[1:]:
+        yield case(requests=BY_NAME["mixed"], shape=shape, kind=kind, size="quick")
+    for layout in LAYOUTS:
+        yield case(requests=DECODE, shape=shape, layout=layout, kind="holes", mode=0)
+        yield case(requests=BY_NAME["chunk"], shape=shape, layout=layout, kind="future")
+    for dtype in DTYPES:
+        yield case(requests=DECODE, dtype=dtype, size="quick")
+        yield case(requests=DECODE, shape=shape, dtype=dtype, std=4)
+    yield case(requests=EDGES, shape=DEEPSEEK)
+    yield case(requests=LONG, shape=AttentionShape(16), count=2048)
+    yield case(requests=DECODE, shape=shape, block=8, count=16)
+    yield case(requests=TILE, count=2048, size="full")

@@ -20,7 +20,7 @@ from glm5_ascend.ops.norm_rope import reference as norm_rope
 from glm5_ascend.ops.paged_cache import reference as paged_cache
 from glm5_ascend.ops.quant_linear import reference as quant_linear
 from glm5_ascend.ops.sparse_flash_attention import reference as attention
-from glm5_ascend.ops.verify import layers, suite
+from glm5_ascend.ops.verify import chain, suite
 from glm5_ascend.ops.verify.attention import AttentionCase
 from glm5_ascend.ops.verify.attention_data import SMALL
 from glm5_ascend.ops.verify.case import Case, Problem
@@ -244,7 +244,7 @@ MODEL_FAULTS = (
     Fault(
         "layers_index_share_ignored",
         LAYERS,
-        layers,
+        chain,
         "indices_of_layer",
         mistakes.always_selects,
         "'IndexShare ignored'",
