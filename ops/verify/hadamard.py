@@ -25,6 +25,7 @@ def cases() -> Iterator[RowsCase]:
             yield _case(f"{label}-{DTYPES[dtype]}", "quick", shape=shape, dtype=dtype)
         yield _case(f"62x1-strided-{DTYPES[dtype]}", shape=(62, 1), dtype=dtype, strided=True)
     yield _case("9x4-not_finite", shape=(9, 4), dtype=torch.float32, special=True)
+    yield _case("9x4-tiny", shape=(9, 4), dtype=torch.float32, std=1e-43)
 
 
 def _case(label: str, size: str = "normal", **options: Any) -> RowsCase:
@@ -38,6 +39,7 @@ def _problem(
     dtype: torch.dtype,
     strided: bool = False,
     special: bool = False,
+    std: float = 1.0,
 ) -> RowsProblem:
     gen = torch.Generator().manual_seed(seed)
     x = torch.randn(*shape, WIDTH, generator=gen)
@@ -45,13 +47,14 @@ def _problem(
     x[1:][-1:] = 0
     if special:
         x[0, 0, 7], x[1, 0, 9] = torch.nan, torch.inf
-    x = x.to(dtype)
+    x = (std * x).to(dtype)
 
     def wanted(rotate: Any = fast_transform) -> Wanted:
         with np.errstate(invalid="ignore"):
             y = rotate(x.float().numpy())
             scale = np.abs(y).max(-1) / np.float32(127)
-            codes = np.rint(y / np.where(scale == 0, 1, scale)[..., None])
+            # A subnormal scale is coarse: quotients may exceed 127.
+            codes = np.rint(y / np.where(scale == 0, 1, scale)[..., None]).clip(-127, 127)
         codes = np.where(np.isfinite(scale)[..., None], codes, 0).astype(np.int8)
         scales = torch.from_numpy(scale)
         return {

@@ -29,6 +29,7 @@ def cases() -> Iterator[RowsCase]:
             yield _case(label, dtype, _linear_w8a8_dynamic, bias=rows > 1, **shape)
             yield _case(label, dtype, _linear_w8a8_static, **shape)
     yield _case("ties", torch.float32, _dynamic_quant, rows=4, inputs=254, ties=True)
+    yield _case("tiny", torch.float32, _dynamic_quant, rows=4, inputs=254, std=1e-43)
 
 
 def _case(size: str, dtype: torch.dtype, make: Any, **options: Any) -> RowsCase:
@@ -58,9 +59,15 @@ def _weight(seed: int, inputs: int, outputs: int) -> Tensor:
 
 
 def _dynamic_quant(
-    seed: int, *, rows: int, inputs: int, dtype: torch.dtype, ties: bool = False
+    seed: int,
+    *,
+    rows: int,
+    inputs: int,
+    dtype: torch.dtype,
+    ties: bool = False,
+    std: float = 1.0,
 ) -> RowsProblem:
-    x = _activations(seed, rows, inputs, dtype)
+    x = _activations(seed, rows, inputs, dtype) * std
     if ties:
         # Scale 1 exactly: every second value lies between two codes.
         x = (torch.arange(inputs) / 2 + 0.5).repeat(rows, 1).to(dtype)
@@ -69,7 +76,8 @@ def _dynamic_quant(
     def wanted(levels: int = 127, rounding: Any = np.rint) -> Wanted:
         wide = x.float().numpy()
         scale = np.abs(wide).max(-1, keepdims=True) / np.float32(levels)
-        codes = rounding(wide / np.where(scale == 0, 1, scale)).astype(np.int8)
+        # A subnormal scale is coarse: quotients may exceed 127.
+        codes = rounding(wide / np.where(scale == 0, 1, scale)).clip(-127, 127).astype(np.int8)
         return {
             "codes": Expected(torch.from_numpy(codes)),
             "scale": Expected(torch.from_numpy(scale)),
@@ -79,7 +87,7 @@ def _dynamic_quant(
         "rounds half away from zero": lambda: wanted(
             rounding=lambda v: np.sign(v) * np.floor(np.abs(v) + np.float32(0.5))
         ),
-        "scale by 128": lambda: wanted(levels=128, rounding=lambda v: np.rint(v).clip(-127, 127)),
+        "scale by 128": lambda: wanted(levels=128),
         "truncates": lambda: wanted(rounding=np.trunc),
     }
     return RowsProblem("dynamic_quant", {"x": x}, ("x",), wanted(), wrong)

@@ -163,7 +163,7 @@ class Batch:
     def keys(self, **keys: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Keys [k_len, width] of all requests: (tensors by name, where they lie).
 
-        The second part holds ``lengths`` and, for pages, ``block_table``.
+        The second part holds ``lengths`` (int64 for BSND) and, for pages, ``block_table``.
         """
         ordered = {name: [rows[b] for b in self.order] for name, rows in keys.items()}
         lengths = self.requests.key_lengths()
@@ -183,13 +183,13 @@ class Batch:
             )[:, :, None]
             for name, rows in ordered.items()
         }
-        return padded, {"lengths": lengths}
+        return padded, {"lengths": lengths.long()}
 
     def query_lengths(self) -> Tensor:
-        """As this layout wants them."""
+        """As this layout wants them; int64 for BSND."""
         if self.layout.query == "TND":
             return self.requests.query_ends()
-        return torch.tensor([q for q, _ in self.requests.lengths], dtype=torch.int32)
+        return torch.tensor([q for q, _ in self.requests.lengths], dtype=torch.int64)
 
     def rest(self, rows: Tensor) -> Tensor:
         """The rows that belong to no request, of flattened rows of this layout."""

@@ -69,6 +69,8 @@ def _indexer_of(case: Callable[..., Case]) -> Iterator[Case]:
         yield case(requests=BY_NAME["mixed"], layout=layout, heads=16)
         yield case(requests=DECODE, layout=layout, mode=0)
     yield case(requests=DECODE, heads=64)
+    for count in (1, 2048):
+        yield case(requests=BY_NAME["mixed"], count=count)
     yield case(requests=BY_NAME["drafts"], strided=True)
     for kind in ("random", "two_values", "mostly_nan"):
         yield case(requests=DECODE, kind=kind, by_score=True)
