@@ -103,6 +103,24 @@ ExpertLinearW4A8 (x, packed, weight_scale, scale_bias) => (y) {{
 """
 
 
+# F32 [T, H] of one row [T · top_k, H] per slot and weights [T, top_k].
+SUM_SLOTS = f"""
+{HEADER}
+SumSlots (slots, weights) => (total) {{
+    per_token = Shape (weights)
+    hidden = Shape <start = 1, end = 2> (slots)
+    grid = Concat <axis = 0> (per_token, hidden)
+    by_token = Reshape <allowzero = 1> (slots, grid)
+    share = Cast <to = 1> (weights)
+    last = Constant <value_ints = [-1]> ()
+    column = Unsqueeze (share, last)
+    weighed = Mul (by_token, column)
+    second = Constant <value_ints = [1]> ()
+    total = ReduceSum <keepdims = 0> (weighed, second)
+}}
+"""
+
+
 def _experts(suffix: str, linear: str, per_matrix: tuple[str, ...]) -> str:
     """The loop over experts; ``per_matrix`` are the tensors beside each weight, with an expert
     axis."""
@@ -155,14 +173,7 @@ MoeExperts{suffix} (x, weights, ids, {inputs}) => (y) {{
         after = ScatterND (before, rows, out)
         still = Identity (on)
     }}>
-    per_token = Shape (ids)
-    grid = Concat <axis = 0> (per_token, hidden)
-    by_token = Reshape (slots, grid)
-    share = Cast <to = 1> (weights)
-    column = Unsqueeze (share, any)
-    weighed = Mul (by_token, column)
-    second = Constant <value_ints = [1]> ()
-    total = ReduceSum <keepdims = 0> (weighed, second)
+    total = glm5.ascend.SumSlots (slots, weights)
     y = CastLike (total, x)
 }}
 """
@@ -174,6 +185,7 @@ FUNCTIONS = (
     MOE_GATING,
     UNPACK_INT4,
     EXPERT_LINEAR_W4A8,
+    SUM_SLOTS,
     _experts("", "Linear", ()),
     _experts("W8A8", "LinearW8A8Dynamic", ("scale",)),
     _experts("W4A8", "ExpertLinearW4A8", ("scale", "scale_bias")),
