@@ -52,7 +52,7 @@ def float_matmul(x: Tensor, weight: Tensor) -> Tensor:
     BF16 and F32 go through oneDNN, other formats through ``linear_rows``. A row's bits ignore the
     other rows: measured, not promised by oneDNN (tests/ops/test_mlapo_prepacked.py).
     """
-    if x.dtype not in (torch.bfloat16, torch.float32) or not torch.backends.mkldnn.is_available():
+    if x.dtype not in (torch.bfloat16, torch.float32) or not _has_onednn():
         return linear_rows(x, weight)
     rows = x.shape[0]
     packed = _pack(weight, _pack_float)
@@ -91,7 +91,7 @@ def _pack(weight: Tensor, pack: Callable[[Tensor], Any]) -> Any:
 def _pack_int8(weight: Tensor) -> tuple[Tensor, float]:
     """(packed weight, Euclidean length of the longest row)."""
     shape = [_MIN_ROWS, weight.shape[1]]
-    longest = max(float(_longest_row(part)) for part in weight.split(1024))
+    longest = max(_longest_row(part) for part in torch.split(weight, 1024))
     return torch.ops.onednn.qlinear_prepack(weight, shape), longest
 
 
@@ -113,6 +113,11 @@ def _onednn_int8(x: Tensor, packed: Tensor) -> Tensor:
         unsigned, 1.0, 128, packed, one, zero, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return y
+
+
+@cache
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -2,91 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from glm5_ascend.ops import checks
 from glm5_ascend.ops.errors import ArgumentError
-from glm5_ascend.ops.mlapo.arguments import Inputs, Linear, Sizes, Static
-from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED, TILE
-
-_SCALES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments by their names; see api.mlapo."""
-
-    token_x: Tensor
-    weight_dq: Tensor
-    weight_uq_qr: Tensor
-    weight_uk: Tensor
-    weight_dkv_kr: Tensor
-    rmsnorm_gamma_cq: Tensor
-    rmsnorm_gamma_ckv: Tensor
-    rope_sin: Tensor
-    rope_cos: Tensor
-    kv_cache: Tensor
-    kr_cache: Tensor
-    cache_index: Tensor | None = None
-    dequant_scale_x: Tensor | None = None
-    dequant_scale_w_dq: Tensor | None = None
-    dequant_scale_w_uq_qr: Tensor | None = None
-    dequant_scale_w_dkv_kr: Tensor | None = None
-    quant_scale_ckv: Tensor | None = None
-    quant_scale_ckr: Tensor | None = None
-    smooth_scales_cq: Tensor | None = None
-    actual_seq_len: Tensor | None = None
-    k_nope_clip_alpha: Tensor | None = None
-    rmsnorm_epsilon_cq: float = 1e-5
-    rmsnorm_epsilon_ckv: float = 1e-5
-    cache_mode: str = "PA_BSND"
-    query_norm_flag: bool = False
-    weight_quant_mode: int = 0
-    kv_cache_quant_mode: int = 0
-    query_quant_mode: int = 0
-    ckvkr_repo_mode: int = 0
-    quant_scale_repo_mode: int = 0
-    tile_size: int = TILE
-    qc_qr_scale: float = 1.0
-    kc_scale: float = 1.0
-    token_x_dtype: int | None = None
-    weight_dq_dtype: int | None = None
-    weight_uq_qr_dtype: int | None = None
-    weight_dkv_kr_dtype: int | None = None
-    kv_cache_dtype: int | None = None
-    quant_scale_x: Tensor | None = None
-    quant_offset_x: Tensor | None = None
-    quant_bias_dq: Tensor | None = None
-    quant_bias_dkv_kr: Tensor | None = None
-    quant_scale_cq: Tensor | None = None
-    quant_offset_cq: Tensor | None = None
-    quant_bias_uq_qr: Tensor | None = None
-    query_norm_quantised: bool = True
-
-
-# Arguments of torch_npu that only another cache format, another model or nothing uses.
-_UNSUPPORTED = {
-    "quant_scale_ckv": None,
-    "quant_scale_ckr": None,
-    "smooth_scales_cq": None,
-    "actual_seq_len": None,
-    "k_nope_clip_alpha": None,
-    "qc_qr_scale": 1.0,
-    "kc_scale": 1.0,
-    "token_x_dtype": None,
-    "weight_dq_dtype": None,
-    "weight_uq_qr_dtype": None,
-    "weight_dkv_kr_dtype": None,
-    "kv_cache_dtype": None,
-}
+from glm5_ascend.ops.mlapo import check_scales
+from glm5_ascend.ops.mlapo.arguments import Inputs, Sizes
+from glm5_ascend.ops.mlapo.call import Call, check_devices, check_modes
+from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED
 
 
 def check(call: Call) -> Inputs:
     """Everything that fake tensors have too: shapes, dtypes, strides, devices, modes."""
-    _check_modes(call)
+    check_modes(call)
     sizes, dtype = _sizes(call), call.rmsnorm_gamma_cq.dtype
     checks.dtype("rmsnorm_gamma_cq", call.rmsnorm_gamma_cq, checks.FLOATS)
     checks.shape("rmsnorm_gamma_cq", call.rmsnorm_gamma_cq, (sizes.q_lora,))
@@ -97,20 +26,20 @@ def check(call: Call) -> Inputs:
     if dtype == torch.float64 and mode:
         raise ArgumentError("int8 weights need activations of at most 32 bits, not float64")
     _check_tokens(call, dtype)
-    _check_devices(call)
-    x_static = _static(call, "x", mode == 2 and call.token_x.dtype != torch.int8)
-    latent_static = _static(call, "cq", mode > 0)
+    check_devices(call)
+    x_static = check_scales.static(call, "x", mode == 2 and call.token_x.dtype != torch.int8)
+    latent_static = check_scales.static(call, "cq", mode > 0)
     cos, sin = _angles(call, sizes)
     return Inputs(
         sizes=sizes,
         dtype=dtype,
         x=call.token_x.flatten(0, -2),
-        x_scale=_token_scales(call, sizes),
+        x_scale=check_scales.token_scales(call, sizes),
         x_static=x_static,
         latent_static=latent_static,
-        down_q=_linear(call, "dq", dtype, mode == 2, x_static),
-        down_kv=_linear(call, "dkv_kr", dtype, mode == 2, x_static),
-        up_q=_linear(call, "uq_qr", dtype, mode > 0, latent_static),
+        down_q=check_scales.linear(call, "dq", dtype, mode == 2, x_static),
+        down_kv=check_scales.linear(call, "dkv_kr", dtype, mode == 2, x_static),
+        up_q=check_scales.linear(call, "uq_qr", dtype, mode > 0, latent_static),
         absorb=call.weight_uk,
         gamma_q=call.rmsnorm_gamma_cq,
         gamma_kv=call.rmsnorm_gamma_ckv,
@@ -147,24 +76,6 @@ def check_values(call: Call, inputs: Inputs) -> None:
             )
 
 
-def _check_modes(call: Call) -> None:
-    checks.one_of("weight_quant_mode", call.weight_quant_mode, (0, 1, 2))
-    checks.one_of("kv_cache_quant_mode", call.kv_cache_quant_mode, (0, 3))
-    checks.one_of("query_quant_mode", call.query_quant_mode, (0, 1))
-    checks.one_of("cache_mode", call.cache_mode, ("PA_BSND",))
-    checks.one_of("tile_size", call.tile_size, (TILE,))
-    together = int(call.kv_cache_quant_mode == 3)
-    for name in ("ckvkr_repo_mode", "quant_scale_repo_mode"):
-        if getattr(call, name) != together:
-            raise ArgumentError(
-                f"{name} must be {together} with kv_cache_quant_mode {call.kv_cache_quant_mode}, "
-                f"not {getattr(call, name)}"
-            )
-    for name, only in _UNSUPPORTED.items():
-        if getattr(call, name) is not only and getattr(call, name) != only:
-            raise ArgumentError(f"{name} is not supported: it must be {only}")
-
-
 def _sizes(call: Call) -> Sizes:
     ranks = {"weight_dq": 2, "weight_uq_qr": 2, "weight_dkv_kr": 2, "weight_uk": 3}
     for name, rank in ranks.items():
@@ -197,66 +108,6 @@ def _check_tokens(call: Call, dtype: torch.dtype) -> None:
     else:
         checks.dtype("token_x", call.token_x, (dtype,))
     checks.rows("token_x", call.token_x)
-
-
-def _token_scales(call: Call, sizes: Sizes) -> Tensor | None:
-    scale = call.dequant_scale_x
-    if (scale is not None) != (call.token_x.dtype == torch.int8):
-        raise ArgumentError("dequant_scale_x goes with an int8 token_x, and with no other")
-    if scale is None:
-        return None
-    checks.dtype("dequant_scale_x", scale, (torch.float32,))
-    if scale.numel() != sizes.tokens:
-        raise ArgumentError(
-            f"dequant_scale_x must hold one scale per token, {sizes.tokens}, not shape "
-            f"{list(scale.shape)}"
-        )
-    return scale.reshape(-1, 1)
-
-
-def _static(call: Call, point: str, allowed: bool) -> Static | None:
-    scale = getattr(call, f"quant_scale_{point}")
-    offset = getattr(call, f"quant_offset_{point}")
-    if scale is None and offset is None:
-        return None
-    if scale is None or offset is None or not allowed:
-        raise ArgumentError(
-            f"quant_scale_{point} and quant_offset_{point} go together, with int8 weights and "
-            "float activations only"
-        )
-    checks.dtype(f"quant_scale_{point}", scale, _SCALES)
-    checks.dtype(f"quant_offset_{point}", offset, (torch.int8, *_SCALES))
-    for name, value in ((f"quant_scale_{point}", scale), (f"quant_offset_{point}", offset)):
-        if value.numel() != 1:
-            raise ArgumentError(f"{name} must have one element, not shape {list(value.shape)}")
-    return Static(scale, offset)
-
-
-def _linear(
-    call: Call, name: str, dtype: torch.dtype, quantised: bool, static: Static | None
-) -> Linear:
-    weight, scale = getattr(call, f"weight_{name}"), getattr(call, f"dequant_scale_w_{name}")
-    bias = getattr(call, f"quant_bias_{name}")
-    checks.dtype(f"weight_{name}", weight, (torch.int8 if quantised else dtype,))
-    if (scale is not None) != quantised:
-        raise ArgumentError(f"dequant_scale_w_{name} goes with an int8 weight_{name}")
-    if (bias is not None) != (static is not None):
-        raise ArgumentError(
-            f"quant_bias_{name} goes with statically quantised activations, and they with it"
-        )
-    if scale is None:
-        return Linear(weight.T)
-    columns = weight.shape[1]
-    checks.dtype(f"dequant_scale_w_{name}", scale, _SCALES)
-    if scale.numel() != columns or scale.ndim > 2:
-        raise ArgumentError(
-            f"dequant_scale_w_{name} must be [1, {columns}], [{columns}, 1] or [{columns}], not "
-            f"shape {list(scale.shape)}"
-        )
-    if bias is not None:
-        checks.dtype(f"quant_bias_{name}", bias, (torch.int32,))
-        checks.shape(f"quant_bias_{name}", bias, (columns,))
-    return Linear(weight.T, scale.reshape(-1).float(), bias)
 
 
 def _angles(call: Call, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -323,10 +174,3 @@ def _latent(call: Call) -> str:
     if not call.query_norm_flag:
         return "none"
     return "int8" if call.weight_quant_mode and call.query_norm_quantised else "float"
-
-
-def _check_devices(call: Call) -> None:
-    for name in Call.__slots__:
-        value = getattr(call, name)
-        if isinstance(value, Tensor):
-            checks.device(name, value, "token_x", call.token_x.device)

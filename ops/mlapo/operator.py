@@ -9,7 +9,8 @@ from torch import Tensor
 
 from glm5_ascend.ops import dispatch
 from glm5_ascend.ops.mlapo.arguments import Inputs, Outputs
-from glm5_ascend.ops.mlapo.check import Call, check, check_values
+from glm5_ascend.ops.mlapo.call import Call
+from glm5_ascend.ops.mlapo.check import check, check_values
 from glm5_ascend.ops.registry import define
 
 # torch_npu's npu_mla_prolog_v3; what follows kv_cache_dtype is ours.
@@ -35,7 +36,7 @@ SCHEMA = (
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _kernel(*tensors: Tensor, backend: str = "auto", **options: Any) -> Five:
+def _kernel(*tensors: Any, backend: str = "auto", **options: Any) -> Five:
     call = Call(*tensors, **options)
     inputs = check(call)
     check_values(call, inputs)
@@ -59,7 +60,7 @@ def _kernel(*tensors: Tensor, backend: str = "auto", **options: Any) -> Five:
     )
 
 
-def _fake(*tensors: Tensor, backend: str = "auto", **options: Any) -> Five:
+def _fake(*tensors: Any, backend: str = "auto", **options: Any) -> Five:
     call = Call(*tensors, **options)
     return _empty(call, check(call))
 

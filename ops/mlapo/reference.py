@@ -25,7 +25,7 @@ def forward(inputs: Inputs) -> Outputs:
     if inputs.up_q.is_int8:
         codes, scale = quantise(q_latent, inputs.latent_static)
     query = project(codes, scale, inputs.up_q, inputs).view(sizes.tokens, sizes.heads, -1)
-    nope, rope = query.split([sizes.nope, sizes.rope], -1)
+    nope, rope = torch.split(query, [sizes.nope, sizes.rope], -1)
     query, query_scale = absorb(nope, inputs.absorb), None
     if inputs.quantise_query:
         query, query_scale = dynamic_quant(query)
@@ -70,7 +70,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def _write_caches(latent_and_key: Tensor, inputs: Inputs) -> None:
     sizes = inputs.sizes
-    latent, key = latent_and_key.split([sizes.kv_lora, sizes.rope], -1)
+    latent, key = torch.split(latent_and_key, [sizes.kv_lora, sizes.rope], -1)
     latent = rms_norm(latent, inputs.gamma_kv, inputs.eps_kv)
     key = rotary_interleaved(key, inputs.cos, inputs.sin)
     if inputs.kr_cache is None:
