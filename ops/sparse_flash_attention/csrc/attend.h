@@ -8,8 +8,8 @@
 namespace g5 {
 
 // Keys of a tile: its keys and values, the outputs of 64 heads and the queries fit into 1 MiB of
-// second-level cache. The next tile's rows are not prefetched: tried in bursts and one by one between
-// the steps of the kernels, it was never faster and up to a tenth slower than the processor's own.
+// second-level cache. The next tile's rows are not prefetched: tried in bursts and one by one
+// between the steps of the kernels, that was never faster and up to a tenth slower.
 constexpr int64_t TILE = 192;
 // Units of the summed axis per pass over a tile: two panels of them fit into the first level.
 constexpr int64_t BLOCK = 128;
@@ -74,11 +74,7 @@ class Attend {
     // Groups of KEYS are always full; what the last one computes beyond n is not read.
     for (int64_t k = n; k < up(n, KEYS); k++) keys[k] = keys[0];
     for (int64_t p = 0; p < panels; p += PANELS) {
-      if (p + 1 < panels) {
-        all_scores<2>(p, n);
-      } else {
-        all_scores<1>(p, n);
-      }
+      with_constant<PANELS>(panels - p, [&](auto panels) { all_scores<panels>(p, n); });
     }
     for (int64_t p = 0; p < panels; p++) {
       weigh<E>(scores + p * TILE * W, n, float(call->scale), running + p,
@@ -110,10 +106,8 @@ class Attend {
     const int64_t registers = up(call->value.width, W) / W;
     const Unit* v = value;
     for (int64_t r = 0; r < registers; r += COLUMNS) {
-      const int n = registers - r < COLUMNS ? int(registers - r) : COLUMNS;
-      if (n == 3) columns<3>(v, key_units, r);
-      if (n == 2) columns<2>(v, key_units, r);
-      if (n == 1) columns<1>(v, key_units, r);
+      const int64_t n = registers - r < COLUMNS ? registers - r : COLUMNS;
+      with_constant<COLUMNS>(n, [&](auto constant) { columns<constant>(v, key_units, r); });
       v += key_units * n * W;
     }
   }
@@ -122,8 +116,8 @@ class Attend {
   void columns(const Unit* v, int64_t key_units, int64_t first) {
     for (int64_t p = 0; p < panels; p++) {
       for (int h = 0; h < W && p * W + h < heads; h += HEADS) {
-        combine<E, HEADS, N>(weight + p * TILE * W / E::PER_UNIT + h, v, key_units,
-                             running[p].keep + h, out + (p * W + h) * stride + first * W, stride);
+        combine<E, N>(weight + p * TILE * W / E::PER_UNIT + h, v, key_units, running[p].keep + h,
+                      out + (p * W + h) * stride + first * W, stride);
       }
     }
   }

@@ -6,7 +6,7 @@
 namespace g5 {
 
 constexpr int PARTS = 2;
-constexpr int OUTSIDE = 3;  // an error beside those of g5.h: a block table names no row of the cache
+constexpr int OUTSIDE = 3;  // beside the errors of g5.h: a block table leads out of the cache
 
 // A query or cache of rows; strides in bytes, the numbers of a row are adjacent.
 struct Rows {

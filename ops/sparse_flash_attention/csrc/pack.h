@@ -38,50 +38,50 @@ void pack_query(const Call& call, int64_t row, int64_t head, int64_t lanes, Unit
   }
 }
 
-// N registers of value columns of the keys of one unit; `b` is the second key of a pair.
-template <class E, int N>
-G5_INLINE void pack_columns(const char* a, const char* b, Unit* to) {
-  using Number = typename E::Number;
-#pragma GCC unroll 3
-  for (int i = 0; i < N; i++) {
-    const auto* x = reinterpret_cast<const Number*>(a) + i * W;
-    const auto* y = reinterpret_cast<const Number*>(b) + i * W;
-    store_units(to + i * W, E::join(x, y));
+// fn(integral_constant) with n, which is 1 to N.
+template <int N, class Fn>
+G5_INLINE void with_constant(int64_t n, const Fn& fn) {
+  if constexpr (N > 1) {
+    if (n < N) return with_constant<N - 1>(n, fn);
   }
+  fn(std::integral_constant<int, N>{});
 }
 
-// The last columns, N registers that are not full: zeros follow.
+// N registers of value columns of the keys of one unit; `b` is the second key of a pair. Of the
+// last register only `bytes` exist, zeros follow.
 template <class E, int N>
-void pack_rest(const char* a, const char* b, size_t bytes, Unit* to) {
-  typename E::Number x[N * W] = {}, y[N * W] = {};
-  std::memcpy(x, a, bytes);
-  std::memcpy(y, b, bytes);
-  pack_columns<E, N>(reinterpret_cast<const char*>(x), reinterpret_cast<const char*>(y), to);
+G5_INLINE void pack_columns(const char* a, const char* b, size_t bytes, Unit* to) {
+  using Number = typename E::Number;
+  constexpr size_t FULL = W * sizeof(Number);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++, a += FULL, b += FULL) {
+    Number x[W] = {}, y[W] = {};
+    std::memcpy(x, a, i == N - 1 ? bytes : FULL);
+    std::memcpy(y, b, i == N - 1 ? bytes : FULL);
+    store_units(to + i * W, E::join(x, y));
+  }
 }
 
 // Columns of the values in blocks of COLUMNS registers, the last one narrower:
 // panel[block][unit][register][lane]. `zeros` stands for the key that the last pair may lack.
 template <class E>
 void pack_values(const Key* keys, int64_t count, int64_t width, const char* zeros, Unit* panel) {
-  const int64_t size = sizeof(typename E::Number), step = COLUMNS * W;
-  const int64_t units = (count + E::PER_UNIT - 1) / E::PER_UNIT, whole = width / step;
+  constexpr int64_t SIZE = sizeof(typename E::Number), STEP = COLUMNS * W, PAIR = E::PER_UNIT - 1;
+  const int64_t units = (count + PAIR) / E::PER_UNIT, whole = width / STEP, rest = width % STEP;
   for (int64_t u = 0; u < units; u++) {
     const int64_t k = u * E::PER_UNIT;
     const char* a = keys[k].value;
-    const char* b = k + E::PER_UNIT - 1 < count ? keys[k + E::PER_UNIT - 1].value : zeros;
-    Unit* to = panel + u * step;
-    for (int64_t i = 0; i < whole; i++, to += units * step) {
-      pack_columns<E, COLUMNS>(a + i * step * size, b + i * step * size, to);
+    const char* b = k + PAIR < count ? keys[k + PAIR].value : zeros;
+    Unit* to = panel + u * STEP;
+    for (int64_t i = 0; i < whole; i++, to += units * STEP) {
+      pack_columns<E, COLUMNS>(a + i * STEP * SIZE, b + i * STEP * SIZE, W * SIZE, to);
     }
-    const int64_t done = whole * step, rest = width - done;
     if (rest == 0) continue;
-    const char *x = a + done * size, *y = b + done * size;
-    to = panel + whole * units * step;
-    if (rest == W) pack_columns<E, 1>(x, y, to + u * W);
-    else if (rest == 2 * W) pack_columns<E, 2>(x, y, to + u * 2 * W);
-    else if (rest < W) pack_rest<E, 1>(x, y, size_t(rest * size), to + u * W);
-    else if (rest < 2 * W) pack_rest<E, 2>(x, y, size_t(rest * size), to + u * 2 * W);
-    else pack_rest<E, 3>(x, y, size_t(rest * size), to + u * 3 * W);
+    with_constant<COLUMNS>(up(rest, W) / W, [&](auto n) {
+      pack_columns<E, n>(a + whole * STEP * SIZE, b + whole * STEP * SIZE,
+                         size_t((rest - (n - 1) * W) * SIZE),
+                         panel + (whole * units * COLUMNS + u * n) * W);
+    });
   }
 }
 

@@ -6,8 +6,8 @@
 namespace g5 {
 namespace {
 
-// Pieces into which the heads of a row are cut: with few rows no thread shall wait long for another.
-// Each piece reads the row's keys again, so not more than needed.
+// Pieces into which the heads of a row are cut: with few rows no thread shall wait long for
+// another. Each piece reads the row's keys again, so not more than needed.
 int64_t pieces_per_row(int64_t rows, int64_t panels) {
   const int64_t threads = g5_threads();
   int64_t pieces = 1;
@@ -48,13 +48,15 @@ int attend(const Call& call) {
   return context.error;
 }
 
+#if G5_AVX512
 // Whether rows of BF16 can be read as whole pairs.
 bool in_pairs(const Call& call) {
   for (int64_t p = 0; p < call.parts; p++) {
     if (call.query[p].width % 2 != 0) return false;
   }
-  return G5_AVX512;
+  return true;
 }
+#endif
 
 template <class T>
 int attend_packed(const Call& call) {
