@@ -33,6 +33,8 @@ def cases() -> Iterator[RowsCase]:
         yield _case(
             label.format("64x64"), dtype, _rotary_interleaved, rows=9, shape=[64, 64], strided=True
         )
+        options = {"rows": 62, "shape": [4, 64], "by_position": True}
+        yield _case("62x4x64-positions", dtype, _rotary_interleaved, **options)
     small = {"rows": 8, "std": 1e-3}
     label, dtype = "8x{}-small_values", torch.float32
     yield _case(label.format(512), dtype, _rms_norm, width=512, eps=1e-5, **small)
@@ -118,28 +120,49 @@ def _layer_norm(
 
 
 def _rotary_interleaved(
-    seed: int, *, rows: int, shape: list[int], dtype: torch.dtype, strided: bool = False
+    seed: int,
+    *,
+    rows: int,
+    shape: list[int],
+    dtype: torch.dtype,
+    strided: bool = False,
+    by_position: bool = False,
 ) -> RowsProblem:
     x = _normal(seed, rows, *shape).to(dtype)
     # Angles of far positions depend on the last bit of F32 theta^-j: hand the table over.
-    position = torch.arange(rows).double() * 997
-    step = THETA ** (-torch.arange(0, shape[-1], 2).double() / shape[-1])
-    cos, sin = (f(position[:, None] * step).float() for f in (torch.cos, torch.sin))
+    position = torch.arange(rows) * (1 if by_position else 997)
+    step = torch.arange(0, shape[-1], 2) / shape[-1]
+    angle = position.double()[:, None] * THETA ** -step.double()
+    cos, sin = angle.cos().float(), angle.sin().float()
+    exact, rough = torch.complex(cos, sin), torch.complex(cos, sin)
+    if by_position:
+        narrow = position.float()[:, None] * THETA**-step
+        exact = torch.complex(angle.cos(), angle.sin())
+        rough = torch.complex(narrow.cos(), narrow.sin())
+    tables = [t.view(rows, *[1] * (len(shape) - 1), -1).numpy() for t in (exact, rough)]
 
-    table = torch.complex(cos, sin).view(rows, *[1] * (len(shape) - 1), -1).numpy()
-
-    def wanted(by: formula.Array = table, half_split: bool = False) -> Wanted:
+    def wanted(half_split: bool = False, backwards: bool = False) -> Wanted:
         oracle, low = (
             torch.from_numpy(
-                formula.turn(x.double().numpy().astype(d), by.astype(c), half_split=half_split)
+                formula.turn(
+                    x.double().numpy().astype(d),
+                    (table.conj() if backwards else table).astype(c),
+                    half_split=half_split,
+                )
             )
-            for d, c in ((np.float64, np.complex128), (np.float32, np.complex64))
+            for d, c, table in zip(
+                formula.PRECISIONS, (np.complex128, np.complex64), tables, strict=True
+            )
         )
         return {"y": Expected(oracle, low.to(dtype))}
 
     wrong = {
         "wrong rope style": lambda: wanted(half_split=True),
-        "rotated backwards": lambda: wanted(table.conj()),
+        "rotated backwards": lambda: wanted(backwards=True),
     }
-    arguments = {"x": columns(x) if strided else x, "cos": cos, "sin": sin}
+    arguments: dict[str, Any] = {"x": columns(x) if strided else x}
+    if by_position:
+        arguments |= {"positions": position, "theta": THETA}
+        return RowsProblem("rotary_interleaved", arguments, ("x", "positions"), wanted(), wrong)
+    arguments |= {"cos": cos, "sin": sin}
     return RowsProblem("rotary_interleaved", arguments, ("x", "cos", "sin"), wanted(), wrong)

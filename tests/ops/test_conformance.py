@@ -94,6 +94,67 @@ def test_a_correct_kernel_passes_and_each_fault_is_caught(seed: int) -> None:
             assert problem.judge(problem.run(tiled_backend(fault))).problem, fault
 
 
+def spoiled(x: Tensor, how: str) -> Tensor:
+    """A copy with one fault; integers know "element" and "zero" only."""
+    x = x.clone()
+    flat = x.view(-1)
+    if how == "scale":
+        return x * 1.02
+    if how == "zero":
+        return x.zero_()
+    if how == "row":
+        x[0] = x[-1]
+    elif how == "nan":
+        flat[int(flat.isfinite().int().argmax())] = torch.nan
+    elif x.is_floating_point():
+        flat[flat.nan_to_num(0, 0, 0).abs().argmax()] *= 1.1
+    else:
+        flat[int((flat > 0).int().argmax())] -= 1
+    return x
+
+
+def spoiling_backend(how: str) -> Callable[..., Any]:
+    """The reference with the first result, or the cache that was written, spoiled."""
+
+    def call(function: str, /, **arguments: Any) -> Any:
+        result = public("reference")(function, **arguments)
+        if result is None:
+            arguments["cache"].copy_(spoiled(arguments["cache"], how))
+            return None
+        first, *others = result if isinstance(result, tuple) else (result,)
+        if function == "mlapo" or first.is_floating_point() or how in ("element", "zero"):
+            first = spoiled(first, how)
+        return (first, *others) if others else first
+
+    return call
+
+
+MULTIPLE_ROWS = {
+    "lightning_indexer": "decode-32x128-top64-bf16-TND-PA_BSND16-mode3",
+    "lightning_indexer_quant": "decode-32x128-top64-int8-TND-PA_BSND16-mode3-wf16",
+    "sparse_flash_attention": "decode-4x256+64-of64-bf16-TND-PA_BSND16-mode3",
+    "kv_quant_sparse_flash_attention": "decode-8x512+64-of64-bf16-TND-PA_BSND16-mode3",
+    "paged_cache": "write_paged_rows-62x128-bf16-pages16",
+    "hadamard_quant": "62x1-bf16",
+    "norm_rope": "rotary_interleaved-62x64x64-bf16",
+    "quant_linear": "linear_w8a8_dynamic-62x192x213-bf16",
+    "moe": "experts-62-w4a8",
+    "mlapo": "9-384-256-4x192+64-512-bf16-weights2",
+    "attention_layers": "prompts-90-41-top16",
+}
+
+
+@pytest.mark.parametrize("operator", MULTIPLE_ROWS)
+def test_spoiled_results_of_every_operator_are_caught(operator: str) -> None:
+    case = next(
+        c for c in suite.cases() if (c.operator, str(c)) == (operator, MULTIPLE_ROWS[operator])
+    )
+    problem = case.problem()
+    integers = operator.startswith(("lightning", "hadamard"))
+    for how in ("element", "zero") if integers else ("element", "zero", "scale", "row", "nan"):
+        assert problem.judge(problem.run(spoiling_backend(how))).problem, how
+
+
 def test_extra_backends_run_beside_those_of_the_project() -> None:
     case = attention_case(0)
 
