@@ -1,0 +1,1 @@
+"""Tests of the C++ kernels below the operators: build, instruction sets, threads, arithmetic."""
