@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.demo import SMALL_MODEL
+from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.native import isa
 from tools.bench import cases, report
 from tools.bench.case import WrongResult
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """Command line entry."""
     parser = argparse.ArgumentParser(prog="tools.bench_ops", description=__doc__)
     parser.add_argument("--case", nargs="+", default=[], help="patterns, as topk-* [all cases]")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per case [3]")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per case [5]")
     parser.add_argument(
         "--threads", type=int, choices=(1, 2), help="1: one thread only; 2: two against one [both]"
     )
@@ -80,6 +81,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
         return int(bool(problems))
     if args.render:
+        if not ROWS.is_file():
+            parser.error(f"{ROWS.name} does not exist: run without options")
         text = README.read_text(encoding="utf-8")
         table = report.markdown(last_run(ROWS))
         README.write_text(report.rendered(text, table), encoding="utf-8")
@@ -89,6 +92,9 @@ def main(argv: Sequence[str]) -> int:
         rows = run(args.case, args.threads, args.seconds, not args.no_compile)
     except WrongResult as error:
         print(f"error: not timed, since the result is wrong: {error}", file=sys.stderr)
+        return 1
+    except BackendUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(map(str, verdicts(rows))))
     file = args.json or (None if args.case or args.threads else ROWS)
