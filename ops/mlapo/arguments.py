@@ -48,7 +48,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Arguments of a backend's ``forward``; leading axes flattened to T tokens."""
+    """Arguments of a backend's ``forward``; leading axes flattened to T tokens.
+
+    Scales, biases and gammas have no gaps; x, weights and caches have the caller's strides.
+    """
 
     sizes: Sizes
     dtype: torch.dtype  # of activations between the stages and of the results

@@ -26,7 +26,7 @@ def token_scales(call: Call, sizes: Sizes) -> Tensor | None:
             f"dequant_scale_x must hold one scale per token, {sizes.tokens}, not shape "
             f"{list(scale.shape)}"
         )
-    return scale.reshape(-1, 1)
+    return scale.reshape(-1, 1).contiguous()
 
 
 def static(call: Call, point: str, allowed: bool) -> Static | None:
@@ -73,4 +73,5 @@ def linear(
     if bias is not None:
         checks.dtype(f"quant_bias_{name}", bias, (torch.int32,))
         checks.shape(f"quant_bias_{name}", bias, (columns,))
-    return Linear(weight.T, scale.reshape(-1).float(), bias)
+        bias = bias.contiguous()
+    return Linear(weight.T, scale.reshape(-1).float().contiguous(), bias)

@@ -14,7 +14,8 @@ of oneDNN, F16 and F64 weights as far as ``ops.linear_rows`` does.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ctypes import c_double, c_float
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +32,9 @@ _PLAIN, _INTEGERS, _WHOLE_F32 = 0, 1, 2
 _KERNELS = EntryPoints(
     "mlapo",
     {
-        "g5_mlapo_quantise": "pinnnddpp",
+        "g5_mlapo_quantise": "pinnnppp",
         "g5_mlapo_product": "pnnpnnp",
-        "g5_mlapo_latents": "in" + "pippn" + "pippnn" + "ppdpd" + "ppp" + "pnpn" + "pppdd",
+        "g5_mlapo_latents": "in" + "pippn" + "pippnn" + "pppp" + "ppp" + "pnpn" + "pppp",
         "g5_mlapo_heads": "innnnn" + "pippp" + "pp" + "pnn" + "pp",
     },
 )
@@ -99,7 +100,7 @@ def _codes(x: Tensor, static: Static | None, scale: Tensor | None) -> Tensor:
         rows,
         width,
         x.stride(0),
-        *_numbers(static),
+        _fixed(static),
         codes.data_ptr(),
         address(scale),
     )
@@ -107,8 +108,11 @@ def _codes(x: Tensor, static: Static | None, scale: Tensor | None) -> Tensor:
     return codes
 
 
-def _numbers(static: Static | None) -> tuple[float, float]:
-    return (1.0, 0.0) if static is None else (float(static.scale), float(static.offset))
+def _fixed(static: Static | None) -> Any:
+    """Scale and offset as the kernels take them, None for scales per token."""
+    if static is None:
+        return None
+    return (c_float * 2)(float(static.scale), float(static.offset))
 
 
 def _angles(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -166,10 +170,9 @@ def _latents(
         sizes.kv_lora,
         sizes.rope,
         address(down_q.row_scale),
-        inputs.gamma_q.contiguous().data_ptr(),
-        inputs.eps_q,
-        inputs.gamma_kv.contiguous().data_ptr(),
-        inputs.eps_kv,
+        inputs.gamma_q.data_ptr(),
+        inputs.gamma_kv.data_ptr(),
+        (c_double * 2)(inputs.eps_q, inputs.eps_kv),
         *(table.data_ptr() for table in angles),
         slots.data_ptr(),
         kv_cache.data_ptr(),
@@ -177,9 +180,9 @@ def _latents(
         kr_cache.data_ptr(),
         _row_stride(kr_cache),
         plain.data_ptr(),
+        _fixed(static),
         address(codes),
         address(scale),
-        *_numbers(static),
     )
     check(code, "mlapo")
     if inputs.kr_cache is None:

@@ -185,7 +185,7 @@ def test_packed_rows(scheme: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_columns_of_one_cache_and_other_strides(backend: str) -> None:
     """vLLM keeps latent and rotated key side by side; weights come in either order."""
-    for scheme in ("float", "dynamic"):
+    for scheme in ("float", "dynamic", "static"):
         case = Case(SMALL, 9, scheme, torch.float32)
         wanted = run(case, backend)
         blocks = wanted["kv_cache"].shape[0]
@@ -198,6 +198,9 @@ def test_columns_of_one_cache_and_other_strides(backend: str) -> None:
         changes["token_x"] = torch.cat((a["token_x"], a["token_x"]), 1)[:, :192]
         for name in ("rope_cos", "rope_sin"):
             changes[name] = torch.cat((a[name], a[name]), 1)
+        for name in a:
+            if "gamma" in name or "quant_bias" in name or "dequant_scale" in name:
+                changes[name] = torch.stack((a[name], -a[name]), -1)[..., 0]
         got = dict(zip(NAMES, mlapo(**{**a, **changes}, backend=backend), strict=True))
         for name in NAMES:
             assert_identical(got[name], wanted[name], name=name)

@@ -9,7 +9,7 @@ namespace {
 struct Latents {
   Product q, kv;
   const void *gamma_q, *gamma_kv;
-  double eps_q, eps_kv;
+  const double* eps;
   int64_t kv_lora, rope;
   const void *cos, *sin;
   const int64_t* slots;
@@ -23,12 +23,12 @@ template <class T>
 void latent_row(const Latents& a, int64_t row, Wide<T>* work) {
   const int64_t width = a.q.width, pairs = a.rope / 2, slot = a.slots[row];
   activations<T>(a.q, row, 0, width, work);
-  rms_norm(work, static_cast<const T*>(a.gamma_q), width, a.eps_q);
+  rms_norm(work, static_cast<const T*>(a.gamma_q), width, a.eps[0]);
   narrow_row(work, width, static_cast<T*>(a.q_latent) + row * width);
   quantise(work, row, width, a.codes);
   if (slot < 0) return;
   activations<T>(a.kv, row, 0, a.kv.width, work);
-  rms_norm(work, static_cast<const T*>(a.gamma_kv), a.kv_lora, a.eps_kv);
+  rms_norm(work, static_cast<const T*>(a.gamma_kv), a.kv_lora, a.eps[1]);
   narrow_row(work, a.kv_lora, static_cast<T*>(a.latent_cache) + slot * a.latent_stride);
   rotate(work + a.kv_lora, static_cast<const Wide<T>*>(a.cos) + row * pairs,
          static_cast<const Wide<T>*>(a.sin) + row * pairs, pairs,
@@ -37,14 +37,14 @@ void latent_row(const Latents& a, int64_t row, Wide<T>* work) {
 
 }  // namespace
 
-// codes int8 [rows, width] of x, whose rows lie `stride` apart: with the scales that it writes to
-// row_scale [rows], or with `scale` and `offset` where row_scale is null.
+// codes int8 [rows, width] of x, whose rows lie `stride` apart: with the scale and offset that
+// `fixed` points to, or, where it is null, with the scales that are written to row_scale [rows].
 G5_EXPORT int g5_mlapo_quantise(const void* x, int dtype, int64_t rows, int64_t width,
-                                int64_t stride, double scale, double offset, int8_t* codes,
+                                int64_t stride, const float* fixed, int8_t* codes,
                                 float* row_scale) {
   return with_format(dtype, [&](auto zero) {
     using T = decltype(zero);
-    const Codes to{codes, row_scale, float(scale), float(offset)};
+    const Codes to{codes, row_scale, fixed};
     parallel_for(rows, row_grain(width), [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; r++)
         quantise(static_cast<const T*>(x) + r * stride, r, width, to);
@@ -54,22 +54,21 @@ G5_EXPORT int g5_mlapo_quantise(const void* x, int dtype, int64_t rows, int64_t 
 }
 
 // From the two down projections of every token: normalised q latent [rows, q_lora] and, unless
-// `codes` is null, its codes; and the rows of the caches. Products as of `struct Product`; cos and
-// sin [rows, rope / 2] F32 (F64 for F64); slots are -1 or rows of both caches.
+// `codes` is null, its codes, as g5_mlapo_quantise; and the rows of the caches. Products as of
+// `struct Product`; eps of q's norm and of the other; cos and sin [rows, rope / 2] F32 (F64 for
+// F64); slots are -1 or rows of both caches.
 G5_EXPORT int g5_mlapo_latents(
     int dtype, int64_t rows, const void* q, int q_kind, const float* q_scale,
     const int32_t* q_bias, int64_t q_lora, const void* kv, int kv_kind, const float* kv_scale,
     const int32_t* kv_bias, int64_t kv_lora, int64_t rope, const float* row_scale,
-    const void* gamma_q, double eps_q, const void* gamma_kv, double eps_kv, const void* cos,
-    const void* sin, const int64_t* slots, void* latent_cache, int64_t latent_stride,
-    void* key_cache, int64_t key_stride, void* q_latent, int8_t* codes, float* code_scale,
-    double static_scale, double static_offset) {
+    const void* gamma_q, const void* gamma_kv, const double* eps, const void* cos, const void* sin,
+    const int64_t* slots, void* latent_cache, int64_t latent_stride, void* key_cache,
+    int64_t key_stride, void* q_latent, const float* fixed, int8_t* codes, float* code_scale) {
   const Latents a{{q, q_kind, q_scale, q_bias, row_scale, q_lora},
                   {kv, kv_kind, kv_scale, kv_bias, row_scale, kv_lora + rope},
                   gamma_q,
                   gamma_kv,
-                  eps_q,
-                  eps_kv,
+                  eps,
                   kv_lora,
                   rope,
                   cos,
@@ -80,7 +79,7 @@ G5_EXPORT int g5_mlapo_latents(
                   latent_stride,
                   key_stride,
                   q_latent,
-                  {codes, code_scale, float(static_scale), float(static_offset)}};
+                  {codes, code_scale, fixed}};
   return with_format(dtype, [&](auto zero) {
     using T = decltype(zero);
     const int64_t need = q_lora > kv_lora + rope ? q_lora : kv_lora + rope;

@@ -84,18 +84,18 @@ void rotate(const Wide<T>* x, const Wide<T>* cos, const Wide<T>* sin, int64_t pa
 // Where codes go, and with which scale; no codes are wanted where `codes` is null.
 struct Codes {
   int8_t* codes;  // [rows, width]
-  float* row_scale;  // [rows]; null: static
-  float scale, offset;
+  float* row_scale;  // [rows], written unless `fixed`
+  const float* fixed;  // scale and offset of all rows, or null
 };
 
 template <class T>
 G5_INLINE void quantise(const T* x, int64_t row, int64_t n, const Codes& to) {
   if (to.codes == nullptr) return;
   uint8_t* codes = reinterpret_cast<uint8_t*>(to.codes + row * n);
-  if (to.row_scale != nullptr)
+  if (to.fixed == nullptr)
     to.row_scale[row] = quantise_row(x, n, 0, codes);
   else
-    quantise_row_static(x, n, to.scale, to.offset, 0, codes);
+    quantise_row_static(x, n, to.fixed[0], to.fixed[1], 0, codes);
 }
 
 }  // namespace g5
