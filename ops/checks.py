@@ -43,7 +43,7 @@ def shape(name: str, tensor: Tensor, expected: tuple[object, ...]) -> None:
 
 def dense(name: str, tensor: Tensor) -> None:
     """Refuse a tensor whose last axis has gaps; its other axes may have any strides."""
-    if tensor.ndim and tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
         raise ArgumentError(
             f"the last axis of {name} must be dense (stride 1), not strides {tensor.stride()} of "
             f"shape {list(tensor.shape)}",
@@ -56,19 +56,21 @@ def rows(name: str, tensor: Tensor) -> None:
 
     Such a tensor may be columns of a wider one, but flattening it must not copy a whole cache.
     """
+    if tensor.is_contiguous():
+        return
     dense(name, tensor)
     sizes, strides = tensor.shape, tensor.stride()
-    step = None
-    for size, stride in zip(reversed(sizes[:-1]), reversed(strides[:-1]), strict=True):
-        if size == 1:
+    expected = -1
+    for axis in range(tensor.ndim - 2, -1, -1):
+        if sizes[axis] == 1:
             continue
-        if step is not None and stride != step and tensor.numel():
+        if expected not in (-1, strides[axis]) and tensor.numel():
             raise ArgumentError(
                 f"{name} must hold its rows at one distance, not with strides {strides} of shape "
                 f"{list(sizes)}",
                 f"pass {name}.contiguous()",
             )
-        step = size * stride
+        expected = sizes[axis] * strides[axis]
 
 
 def device(name: str, tensor: Tensor, first: str, expected: torch.device) -> None:

@@ -23,14 +23,15 @@ BLOCK_STEP, MAX_BLOCK = 16, 1024
 
 
 class Layout(NamedTuple):
-    """Layout arguments of one call; ``word`` is how the operator calls its keys in their names."""
+    """Layout arguments of one call, and how the operator names two of them."""
 
     query: str
     key: str
     lengths_query: Tensor | None
     lengths_key: Tensor | None
     block_table: Tensor | None
-    word: str = "key"
+    layout_name: str = "layout_key"
+    lengths_name: str = "actual_seq_lengths_key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,13 @@ def check(layout: Layout, query: Tensor, key: Tensor) -> None:
             superfluous or of a wrong shape, a page size that is no multiple of 16 up to 1024, a
             key whose rows do not lie at one distance, different numbers of requests.
     """
-    word = layout.word
     _check_rank("query", "layout_query", query, layout.query, QUERY_RANKS)
-    _check_rank("key", f"layout_{word}", key, layout.key, KEY_RANKS)
+    _check_rank("key", layout.layout_name, key, layout.key, KEY_RANKS)
     checks.dense("query", query)
     checks.rows("key", key)
     checks.device("key", key, "query", query.device)
     _check_lengths("actual_seq_lengths_query", layout.lengths_query, query)
-    _check_lengths(f"actual_seq_lengths_{word}", layout.lengths_key, query)
+    _check_lengths(layout.lengths_name, layout.lengths_key, query)
     if layout.query == "TND" and layout.lengths_query is None:
         raise ArgumentError(
             "a TND query needs actual_seq_lengths_query: the B prefix sums of the numbers of its "
@@ -91,10 +91,9 @@ def check(layout: Layout, query: Tensor, key: Tensor) -> None:
         )
     if layout.key != "BSND" and layout.lengths_key is None:
         form = "B prefix sums" if layout.key == "TND" else "B lengths, one per request"
-        raise ArgumentError(f"a {layout.key} key needs actual_seq_lengths_{word}: {form}")
+        raise ArgumentError(f"a {layout.key} key needs {layout.lengths_name}: {form}")
     _check_table(layout, key)
-    queries = _count(layout.query, layout.lengths_query, query)
-    keys = _count(layout.key, layout.lengths_key, key)
+    queries, keys = _count(layout.lengths_query, query), _count(layout.lengths_key, key)
     if queries != keys:
         raise ArgumentError(
             f"query and key must hold the same number of requests, not {queries} and {keys} "
@@ -121,11 +120,7 @@ def spans(layout: Layout, query: Tensor, key: Tensor) -> tuple[Queries, Keys]:
 
 
 def _key_spans(layout: Layout, key: Tensor) -> Keys:
-    name, lengths, table = (
-        f"actual_seq_lengths_{layout.word}",
-        layout.lengths_key,
-        layout.block_table,
-    )
+    name, lengths, table = layout.lengths_name, layout.lengths_key, layout.block_table
     first, second = key.shape[:2]
     if lengths is not None and layout.key == "TND":
         starts, each = _from_prefix_sums(name, lengths, first)
@@ -199,12 +194,12 @@ def _check_table(layout: Layout, key: Tensor) -> None:
         )
     if layout.lengths_key is not None and layout.lengths_key.shape[0] != table.shape[0]:
         raise ArgumentError(
-            f"actual_seq_lengths_{layout.word} and block_table must name the same requests, not "
+            f"{layout.lengths_name} and block_table must name the same requests, not "
             f"{layout.lengths_key.shape[0]} and {table.shape[0]}"
         )
 
 
-def _count(layout: str, lengths: Tensor | None, tensor: Tensor) -> int:
+def _count(lengths: Tensor | None, tensor: Tensor) -> int:
     return tensor.shape[0] if lengths is None else lengths.shape[0]
 
 

@@ -58,7 +58,13 @@ def _check(
 ) -> Layout:
     """Check what both operators have; the layout arguments in one tuple."""
     where = Layout(
-        layout_query, layout_kv, actual_seq_lengths_query, actual_seq_lengths_kv, block_table, "kv"
+        layout_query,
+        layout_kv,
+        actual_seq_lengths_query,
+        actual_seq_lengths_kv,
+        block_table,
+        "layout_kv",
+        "actual_seq_lengths_kv",
     )
     layout.check(where, query, key)
     checks.one_of("attention_mode", attention_mode, (2,))
