@@ -50,14 +50,21 @@ class Compiler:
 
     def _run(self, words: tuple[str, ...], what: str) -> None:
         command = (*self.command, *words)
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+        )
         if done.returncode == 0:
             return
         target = Path(words[words.index("-o") + 1])
         log = target.with_suffix(".log")
         log.write_text(f"{shlex.join(command)}\n\n{done.stdout}{done.stderr}")
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
-        first = errors[0] if errors else f"exit code {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if "error: " in line]
+        first = errors[0].rpartition("/")[2] if errors else f"exit code {done.returncode}"
         raise BackendUnavailable(
             f"{self.command[-1]} cannot compile {what}: {first.strip()}",
             f"read {log}, or choose backend 'reference' (--op-backend reference)",

@@ -1,0 +1,178 @@
+"""The cache of compiled kernels: what makes a new file, who waits for whom, what errors say."""
+
+from __future__ import annotations
+
+import ctypes
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.env import EnvironmentVariableError
+from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.native import build, compiler, isa, library
+
+_ONE = 'extern "C" __attribute__((visibility("default"))) int one() { return VALUE; }\n'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GLM5_ASCEND_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "value.h").write_text("#define VALUE 1\n")
+    path = tmp_path / "one.cpp"
+    path.write_text('#include "value.h"\n' + _ONE)
+    return path
+
+
+def _build(source: Path, flags: tuple[str, ...] = ()) -> Path:
+    return build.build("one", [source], [source.with_name("value.h")], flags, source.parent)
+
+
+def _one(path: Path) -> int:
+    return int(ctypes.CDLL(str(path)).one())
+
+
+@pytest.mark.usefixtures("cache")
+def test_compiles_once(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = _build(source)
+    assert _one(path) == 1
+    assert capfd.readouterr().err == "compiling CPU kernels: one\n"
+    before = path.stat().st_mtime_ns
+    assert _build(source) == path
+    assert path.stat().st_mtime_ns == before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("cache")
+def test_header_source_flags_and_compiler_make_a_new_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {_build(source)}
+    source.with_name("value.h").write_text("#define VALUE 2\n")
+    changed = _build(source)
+    assert _one(changed) == 2
+    found.add(changed)
+    source.write_text(source.read_text() + "// more\n")
+    found.add(_build(source))
+    found.add(_build(source, ("-DANYTHING",)))
+    wrapper = tmp_path / "newer"
+    wrapper.write_text('#!/bin/sh\n[ "$1" = --version ] && echo newer || exec g++ "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(wrapper))
+    found.add(_build(source))
+    assert len(found) == 5
+
+
+def test_who_comes_second_waits(
+    source: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads here; the lock is one of open files and holds between processes alike."""
+    wrapper, log = tmp_path / "slow", tmp_path / "log"
+    wrapper.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || {{ echo x >> {log}; sleep 0.3; }}\nexec g++ "$@"\n'
+    )
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(wrapper))
+    with ThreadPoolExecutor(3) as pool:
+        paths = set(pool.map(_build, [source] * 3))
+    assert len(paths) == 1
+    assert log.read_text() == "x\nx\n"  # one compilation, one link
+    assert not [p for p in cache.iterdir() if p.is_dir()]
+
+
+@pytest.mark.usefixtures("cache")
+def test_no_compiler(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendUnavailable) as caught:
+        _build(source)
+    assert caught.value.message == "the CPU kernels cannot be compiled: no C++ compiler"
+    assert "install g++" in caught.value.hint
+    assert "--op-backend reference" in caught.value.hint
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_named_compiler_is_never_replaced(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++ -q")
+    with pytest.raises(
+        BackendUnavailable, match="CXX is '/nowhere/c\\+\\+ -q', which does not run"
+    ):
+        _build(source)
+
+
+def test_an_error_in_a_source(source: Path, cache: Path) -> None:
+    source.write_text("int one() { return missing; }\n")
+    with pytest.raises(
+        BackendUnavailable, match=r": one\.cpp:1:\d+: error: 'missing' was"
+    ) as caught:
+        _build(source)
+    log = next(cache.glob("*/*.log"))
+    assert str(log) in caught.value.hint
+    text = log.read_text()
+    assert "-std=c++17" in text
+    assert "missing" in text
+    assert not list(cache.glob("*.so")) + list(cache.glob("*.o"))
+
+
+def test_a_cache_that_cannot_be_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GLM5_ASCEND_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BackendUnavailable, match="no folder for compiled kernels") as caught:
+        _build(source)
+    assert "GLM5_ASCEND_CACHE" in caught.value.hint
+
+
+def test_an_unfinished_file_is_made_again(source: Path, cache: Path) -> None:
+    path = _build(source)
+    library_bytes = path.read_bytes()
+    path.unlink()
+    assert _build(source).read_bytes() == library_bytes
+    assert len(list(cache.glob("*.o"))) == 1
+
+
+def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = isa.selected()
+    assert not isa.missing(best)
+    for chosen in isa.INSTRUCTION_SETS:
+        monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", chosen.name)
+        lack = isa.missing(chosen)
+        if not lack:
+            assert isa.selected() == chosen
+            continue
+        with pytest.raises(BackendUnavailable, match=f"'{chosen.name}', but.* lacks {lack[0]}"):
+            library("native")
+    monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", "sse9")
+    with pytest.raises(EnvironmentVariableError, match="'sse9', which is not one of auto, avx512"):
+        library("native")
+
+
+def test_auto_takes_the_best_set_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_name = {chosen.name: chosen for chosen in isa.INSTRUCTION_SETS}
+    machines = {"avx512": "x86_64", "avx2": "x86_64", "neon": "aarch64", "portable": "riscv64"}
+    for name, machine in machines.items():
+        monkeypatch.setattr(isa.platform, "machine", lambda m=machine: m)
+        monkeypatch.setattr(isa, "_features", lambda n=name: by_name[n].features)
+        isa._named.cache_clear()
+        assert isa.selected().name == name
+    isa._named.cache_clear()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1025", "1.5"])
+def test_impossible_numbers_of_threads(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_ASCEND_THREADS", value)
+    with pytest.raises(EnvironmentVariableError, match="no number from 1 to 1024"):
+        library("native")
+
+
+def test_flags_keep_the_meaning_of_nan_and_the_order_of_sums() -> None:
+    assert not {"-ffast-math", "-Ofast", "-fassociative-math", "-ffinite-math-only"} & set(
+        compiler.FLAGS
+    )
