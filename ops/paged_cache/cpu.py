@@ -1,6 +1,6 @@
 """Paged caches in C++ (csrc/). Slots were checked: -1 or inside the cache.
 
-Same bits as the reference; of two rows for one slot the later one stays.
+Same bits as the reference, but for those of NaN; of two rows for one slot the later one stays.
 """
 
 from __future__ import annotations
