@@ -14,7 +14,7 @@ of oneDNN, F16 and F64 weights as far as ``ops.linear_rows`` does.
 
 from __future__ import annotations
 
-from ctypes import c_double, c_float
+from ctypes import c_double, c_float, c_int64
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ _KERNELS = EntryPoints(
     {
         "g5_mlapo_quantise": "pinnnppp",
         "g5_mlapo_product": "pnnpnnp",
-        "g5_mlapo_latents": "in" + "pippn" + "pippnn" + "pppp" + "ppp" + "pnpn" + "pppp",
+        "g5_mlapo_latents": "ip" + "pipp" * 2 + "pppp" + "ppp" + "pp" + "pppp",
         "g5_mlapo_heads": "innnnn" + "pippp" + "pp" + "pnn" + "pp",
     },
 )
@@ -163,12 +163,16 @@ def _latents(
     kv_cache, kr_cache, slots = _targets(inputs)
     code = _KERNELS.get("g5_mlapo_latents", plain.numel())(
         _FORMATS[inputs.dtype],
-        sizes.tokens,
+        (c_int64 * 6)(
+            sizes.tokens,
+            sizes.q_lora,
+            sizes.kv_lora,
+            sizes.rope,
+            _row_stride(kv_cache),
+            _row_stride(kr_cache),
+        ),
         *down_q.arguments(),
-        sizes.q_lora,
         *down_kv.arguments(),
-        sizes.kv_lora,
-        sizes.rope,
         address(down_q.row_scale),
         inputs.gamma_q.data_ptr(),
         inputs.gamma_kv.data_ptr(),
@@ -176,9 +180,7 @@ def _latents(
         *(table.data_ptr() for table in angles),
         slots.data_ptr(),
         kv_cache.data_ptr(),
-        _row_stride(kv_cache),
         kr_cache.data_ptr(),
-        _row_stride(kr_cache),
         plain.data_ptr(),
         _fixed(static),
         address(codes),
