@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 from click.testing import CliRunner
 
 from glm5_ascend.cli import cli
@@ -37,14 +38,21 @@ def environment() -> str:
 
 
 def command_help() -> str:
-    """The help text of every command."""
+    """The help text of every command and sub-command."""
     blocks = []
-    for name in sorted(cli.commands):
+    for words in _commands(cli):
         result = CliRunner().invoke(
-            cli, [name, "--help"], prog_name="glm5-ascend", terminal_width=90
+            cli, [*words, "--help"], prog_name="glm5-ascend", terminal_width=90
         )
-        blocks.append(f"```text\n$ glm5-ascend {name} --help\n{result.stdout}```\n")
+        blocks.append(f"```text\n$ glm5-ascend {' '.join(words)} --help\n{result.stdout}```\n")
     return "\n".join(blocks)
+
+
+def _commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    for name, command in sorted(group.commands.items()):
+        yield (*before, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, *before, name)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train, export and evaluate the small GLM-5.2 style model (see its model card).
 
-Full run (resumable with the same command, about 95 minutes on one core):
+Full run (resumable with the same command, about 200 minutes on one core):
     OMP_NUM_THREADS=1 taskset -c 1 python tools/train_small_glm5.py --work /work/train
 Evaluation of an exported model:
     python tools/train_small_glm5.py --evaluate glm5_ascend/assets/small-glm5

@@ -42,6 +42,7 @@ class State:
     sparse: bool = False
     collect: bool = False  # head-averaged attention wanted (indexer loss)
     joint: bool = False  # the indexer loss reaches the trunk below the indexer
+    unmasked: bool = False  # sparse, but collect what the attention would be without the mask
     scores: dict[int, Tensor] = field(default_factory=dict)  # owner -> [B,T,T]
     chosen: dict[int, Tensor] = field(default_factory=dict)  # owner -> bool [B,T,T]
     bias: dict[int, Tensor] = field(default_factory=dict)  # owner -> additive [B,1,T,T]
@@ -98,15 +99,21 @@ class SmallGlm:
         if st.sparse:
             if owner == i:
                 grad = st.collect and torch.is_grad_enabled()
+                inputs = (h, q_lat) if st.joint else (h.detach(), q_lat.detach())
                 with torch.set_grad_enabled(grad):
-                    st.scores[i] = self.index_scores(i, h.detach(), q_lat.detach())
+                    st.scores[i] = self.index_scores(i, *inputs)
                 st.chosen[i] = select(st.scores[i].detach(), cfg.topk)
                 bias = torch.zeros(b, 1, t, t, dtype=h.dtype)
                 st.bias[i] = bias.masked_fill_(~st.chosen[i][:, None], -torch.inf)
             bias = st.bias[owner]
         else:
             bias = causal_bias(t, h.dtype)
-        out, mean = attend(qq, kk, vv, bias, cfg.qk**-0.5, cfg.heads, st.collect)
+        masked = st.collect and not st.unmasked
+        out, mean = attend(qq, kk, vv, bias, cfg.qk**-0.5, cfg.heads, masked)
+        if st.unmasked:
+            whole = causal_bias(t, h.dtype)
+            with torch.no_grad():
+                _, mean = attend(qq, kk, vv, whole, cfg.qk**-0.5, cfg.heads, True)
         if mean is not None:
             st.attn.setdefault(owner, []).append(mean)
         out = out.view(b, cfg.heads, t, cfg.v_dim).transpose(1, 2).reshape(b, t, -1)
@@ -165,7 +172,7 @@ def indexer_loss(st: State, owner: int, last_weight: float = 1.0) -> Tensor:
     target = torch.stack([a * (w / sum(weights)) for a, w in zip(attn, weights, strict=True)]).sum(
         0
     )
-    allowed = st.chosen.get(owner)
+    allowed = None if st.unmasked else st.chosen.get(owner)
     if allowed is None:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     loss: Tensor = kl_divergence(scores, target, allowed)

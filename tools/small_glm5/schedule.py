@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """A run of equal steps. ``kind``: dense, warmup (indexers only), sparse or joint.
+    """A run of equal steps. ``kind``: dense, warmup (indexers only), sparse, joint or adapt.
 
     Joint steps alternate: dense attention with the indexer loss reaching the trunk, so that the
-    layers below an indexer learn what it needs, then sparse attention.
+    layers below an indexer learn what it needs, then sparse attention. Adapt steps do both at
+    once: sparse attention, and the indexers follow what the attention would be without the mask,
+    which a loss on the selected keys alone cannot teach.
     """
 
     kind: str
@@ -20,6 +22,7 @@ class Phase:
     mtp: bool
     indexers: tuple[int, ...] = (0, 1, 2, 6, 7)  # indexers trained (warmup and sparse only)
     lr: float | None = None  # rate factor at the start of the phase; None: global schedule
+    lr_end: float = 0.0  # rate factor at its end, reached linearly
     last_weight: float = 1.0  # weight of the last sharing layer in the indexer target
 
 
@@ -35,6 +38,8 @@ PHASES: tuple[Phase, ...] = (
     Phase("sparse", 100, 8, 512, True, (), lr=0.15),
     Phase("warmup", 140, 8, 512, False, (2,), lr=0.5, last_weight=4.0),
     Phase("sparse", 110, 8, 512, True, (), lr=0.12),
+    Phase("joint", 720, 8, 512, True, lr=0.4, lr_end=0.194, last_weight=3.0),
+    Phase("adapt", 850, 8, 512, True, lr=0.3, last_weight=2.0),
 )
 HORIZON = 2770  # main steps over which the global rate decays
 SMOKE: tuple[Phase, ...] = (
@@ -43,6 +48,7 @@ SMOKE: tuple[Phase, ...] = (
     Phase("warmup", 3, 2, 256, True),
     Phase("sparse", 3, 2, 256, True),
     Phase("joint", 4, 2, 256, True, (2,), lr=0.3, last_weight=2.0),
+    Phase("adapt", 2, 2, 256, True, lr=0.3),
 )
 
 

@@ -77,8 +77,9 @@ class Trainer:
     def losses(self, phase: Phase, ids: Tensor) -> tuple[Tensor, State, dict[str, float]]:
         """Return the loss to differentiate, the forward state and the numbers to log."""
         t, cfg = phase.length, self.cfg
-        sparse, warm, joint = (phase.kind == k for k in ("sparse", "warmup", "joint"))
-        st = State(sparse, bool(phase.indexers) and phase.kind != "dense", joint)
+        warm, adapt = phase.kind == "warmup", phase.kind == "adapt"
+        sparse, joint = phase.kind in ("sparse", "adapt"), phase.kind in ("joint", "adapt")
+        st = State(sparse, bool(phase.indexers) and phase.kind != "dense", joint, adapt)
         head = self.weights["lm_head.weight"]
         log: dict[str, float] = {}
         loss = torch.zeros(())
@@ -106,13 +107,15 @@ class Trainer:
         if phase.kind == "joint" and self.step % 2:
             # Every other step adapts the rest to what the indexers choose now.
             phase = replace(phase, kind="sparse", indexers=())
-        factor = rate(progress) if phase.lr is None else phase.lr * (1.0 - inner)
+        factor = rate(progress)
+        if phase.lr is not None:
+            factor = phase.lr + (phase.lr_end - phase.lr) * inner
         loss, st, log = self.losses(phase, self.sampler.batch(self.step, phase.rows, phase.length))
         loss.backward()  # type: ignore[no-untyped-call]
         indexer = [n for n in self.masters if ".indexer." in n]
         if phase.kind != "dense" and phase.indexers:
             start = 1.0 if phase.lr is None else phase.lr
-            fast = phase.kind in ("warmup", "joint")
+            fast = phase.kind != "sparse"
             f = start * (1.0 - 0.9 * inner) if fast else 0.3 * (1.0 - inner)
             self.opt.step(indexer, MUON_LR * f, ADAM_LR * f, clip=10.0)
         if phase.kind != "warmup":
