@@ -4,7 +4,11 @@
 
 #include "g5.h"
 
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
 #pragma GCC optimize("fp-contract=off")
+#endif
 
 namespace g5 {
 
