@@ -7,10 +7,6 @@
 
 namespace g5 {
 
-// Keys of a tile: its keys and values, the outputs of 64 heads and the queries fit into 1 MiB of
-// second-level cache. The next tile's rows are not prefetched: tried in bursts and one by one
-// between the steps of the kernels, that was never faster and up to a tenth slower.
-constexpr int64_t TILE = 192;
 // Units of the summed axis per pass over a tile: two panels of them fit into the first level.
 constexpr int64_t BLOCK = 128;
 
@@ -19,6 +15,11 @@ constexpr int64_t BLOCK = 128;
 template <class E, class T, class Source>
 class Attend {
  public:
+  // Keys of a tile: its keys and values, the outputs of 64 heads and the queries fit into 1 MiB of
+  // second-level cache. The next tile's rows are not prefetched: tried in bursts and one by one
+  // between the steps of the kernels, that was never faster and up to a tenth slower.
+  static constexpr int64_t TILE = 96 * E::PER_UNIT;
+
   // Sets all pointers into `base`; the size does not depend on it. Returns that size.
   size_t lay_out(const Call& c, int64_t panel_count, char* base) {
     char* at = base;
