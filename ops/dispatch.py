@@ -49,7 +49,7 @@ _BACKENDS = {
     "torch_npu": _Backend("torch_npu_op", "torch_npu", "run inside the vllm-ascend image"),
 }
 _VARIABLE = "GLM5_ASCEND_OP_BACKEND"
-_DEVICE_DEFAULT = {"cpu": "reference", "cuda": "reference", "npu": "reference"}
+_DEVICE_DEFAULT = {"cpu": "cpu", "cuda": "reference", "npu": "reference"}
 
 
 class Availability(NamedTuple):

@@ -7,6 +7,7 @@ in such ties (``Probe.settle``), so that what is left is arithmetic.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from glm5_ascend.ops.moe import reference
 from glm5_ascend.simulator.quant_linear import DynamicLinear, StaticLinear
 from glm5_ascend.simulator.quant_moe import QuantisedExperts
 
+_BACKEND = "GLM5_ASCEND_OP_BACKEND"
 _FUSED = {
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -65,7 +67,11 @@ class Recorder:
 
 @contextmanager
 def recording(model: Any, length: int) -> Iterator[dict[str, Tensor]]:
-    """Record while the block runs sequences of up to ``length`` tokens, one at a time."""
+    """Record while the block runs sequences of up to ``length`` tokens, one at a time.
+
+    Meanwhile the operators are those of backend 'reference', whose steps can be seen.
+    """
+    chosen = os.environ.get(_BACKEND)
     recorder = Recorder(model, length)
     of_layers: list[Tensor] = []
     stock = {kind: kind.apply for kind in (DynamicLinear, StaticLinear, QuantisedExperts)}
@@ -87,11 +93,15 @@ def recording(model: Any, length: int) -> Iterator[dict[str, Tensor]]:
         return stock_layer(layer, x, groups)
 
     try:
+        os.environ[_BACKEND] = "reference"
         DynamicLinear.apply = StaticLinear.apply = linear
         QuantisedExperts.apply = experts
         reference.Layer.apply = layer_apply
         yield recorder.codes
     finally:
+        del os.environ[_BACKEND]
+        if chosen is not None:
+            os.environ[_BACKEND] = chosen
         for kind, apply in stock.items():
             kind.apply = apply
         reference.Layer.apply = stock_layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,10 @@ class Session:
 
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
         prompt: Any = {"prompt_token_ids": tokens}
-        with recording(self.runner.model, len(tokens)) as seen:
+        recorder: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if codes:
+            recorder = recording(self.runner.model, len(tokens))
+        with recorder as seen:
             output = self.llm.generate([prompt], params, use_tqdm=False)[0]
         if codes:
             save_file({f"{name}.codes": rows for name, rows in seen.items()}, codes)

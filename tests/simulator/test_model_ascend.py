@@ -47,10 +47,14 @@ def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def settled_by(codes: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the oracle's codes decide rounding ties, and nothing beyond a hundredth of a step."""
+    """Let the oracle's codes decide rounding ties, and nothing beyond a hundredth of a step.
+
+    For that the operators are those of backend 'reference', where the rounding can be reached.
+    """
     from glm5_ascend.ops.moe import reference as moe
     from glm5_ascend.ops.quant_linear import reference as linear
 
+    monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", "reference")
     settled = TieBreaker(codes).wrap(linear.dynamic_quant)
     monkeypatch.setattr(moe, "dynamic_quant", settled)
     monkeypatch.setattr(linear, "dynamic_quant", settled)
