@@ -157,7 +157,8 @@ class Formula:
         weight, bias = self.a[f"weight_{name}"], self.a.get(f"quant_bias_{name}")
         if weight.dtype != torch.int8:
             return self._round(_product(x, _numpy(weight, self.kind)))
-        total = x.astype(np.int64) @ weight.numpy().astype(np.int64)
+        # F64 sums of these whole numbers are exact.
+        total = (x.astype(np.float64) @ weight.numpy().astype(np.float64)).astype(np.int64)
         if bias is not None:
             total = total + bias.numpy()
         y = total.astype(self.kind) * _numpy(self.a[f"dequant_scale_w_{name}"], self.kind)
