@@ -102,7 +102,7 @@ def test_exponential_within_an_f32_rounding_error() -> None:
 
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], Shape(64, 64, 16, 250)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[4], Shape(64, 256, 16, 250)], ids=str)
 def test_bits_do_not_depend_on_threads(
     shape: Shape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,11 +20,12 @@ class Attend {
   // between the steps of the kernels, that was never faster and up to a tenth slower.
   static constexpr int64_t TILE = 96 * E::PER_UNIT;
 
-  // Sets all pointers into `base`; the size does not depend on it. Returns that size.
+  // Sets all pointers into `base`, or none where it is null. Returns the size that is needed.
   size_t lay_out(const Call& c, int64_t panel_count, char* base) {
-    char* at = base;
-    const auto take = [&at](auto** to, int64_t n) {
-      *to = reinterpret_cast<std::remove_reference_t<decltype(*to)>>(at);
+    int64_t at = 0;
+    const auto take = [&at, base](auto** to, int64_t n) {
+      using Pointer = std::remove_reference_t<decltype(*to)>;
+      *to = base == nullptr ? nullptr : reinterpret_cast<Pointer>(base + at);
       at += up(n * int64_t(sizeof **to), 64);
     };
     call = &c;
@@ -44,7 +45,7 @@ class Attend {
     take(&keys, TILE);
     take(&copies, TILE * copy_bytes);
     take(&zeros, c.value.width * int64_t(sizeof(typename E::Number)));
-    return size_t(at - base);
+    return size_t(at);
   }
 
   // Heads [head, head + panels * W) of query row `row`. False where an index leads outside.

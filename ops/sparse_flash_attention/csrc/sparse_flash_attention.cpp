@@ -6,10 +6,16 @@
 namespace g5 {
 namespace {
 
+// Waking a thread takes as long as some million multiplications.
+int64_t useful_threads(const Call& call) {
+  const int64_t keys = call.index_count * call.sparse_block;
+  const int64_t width = call.query[0].width + call.query[1].width + call.value.width;
+  return call.rows * call.heads * keys * width < (4 << 20) ? 1 : g5_threads();
+}
+
 // Pieces into which the heads of a row are cut: with few rows no thread shall wait long for
 // another. Each piece reads the row's keys again, so not more than needed.
-int64_t pieces_per_row(int64_t rows, int64_t panels) {
-  const int64_t threads = g5_threads();
+int64_t pieces_per_row(int64_t rows, int64_t panels, int64_t threads) {
   int64_t pieces = 1;
   const auto idle = [&](int64_t n) { return up(rows * n, threads) - rows * n; };
   while (2 * pieces <= panels && 8 * idle(pieces) > rows * pieces) pieces *= 2;
@@ -21,10 +27,10 @@ int attend(const Call& call) {
   Sight* sight = scratch<Sight>(1, size_t(call.rows));
   if (sight == nullptr) return NO_MEMORY;
   look(call, sight);
-  const int64_t panels = up(call.heads, W) / W;
-  // An even number of panels, since the score kernel takes two at once.
-  const int64_t per_piece = up(panels, 2 * pieces_per_row(call.rows, panels)) /
-                            pieces_per_row(call.rows, panels);
+  const int64_t threads = useful_threads(call), panels = up(call.heads, W) / W;
+  const int64_t pieces = pieces_per_row(call.rows, panels, threads);
+  // The score kernel takes PANELS at once.
+  const int64_t per_piece = up(panels, PANELS * pieces) / pieces;
   struct Context {
     const Call& call;
     const Sight* sight;
@@ -44,7 +50,12 @@ int attend(const Call& call) {
     work.lay_out(c.call, n, memory);
     if (!work.row(row, panel * W, c.sight[row])) c.error = OUTSIDE;
   };
-  g5_run(call.rows * context.pieces, task, &context);
+  const int64_t tasks = call.rows * context.pieces;
+  if (threads > 1) {
+    g5_run(tasks, task, &context);
+  } else {
+    for (int64_t i = 0; i < tasks; i++) task(&context, i, 0);
+  }
   return context.error;
 }
 
