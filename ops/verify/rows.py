@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,12 +79,16 @@ class RowsProblem(Problem):
     def mistakes(self) -> Iterator[tuple[str, Verdict]]:
         """Those given."""
         for name, wanted in self.wrong.items():
-            yield name, lambda outputs, wanted=wanted: _judge(outputs, wanted())  # type: ignore[misc]
+            yield name, partial(_judge_mistake, wanted)
 
 
 def columns(x: Tensor) -> Tensor:
     """The same values as the first columns of a wider tensor."""
     return torch.cat((x, poison(x.shape, x)), -1)[..., : x.shape[-1]]
+
+
+def _judge_mistake(wanted: Callable[[], Wanted], outputs: Outputs) -> Figures:
+    return _judge(outputs, wanted())
 
 
 def _judge(outputs: Outputs, wanted: Wanted) -> Figures:
