@@ -17,6 +17,7 @@ import torch
 
 from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.native import compiler
 
 # Operator (or group of small functions) -> its folder.
@@ -66,6 +67,7 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
 
     Raises:
         BackendUnavailable: the named backend does not exist or cannot run here.
+        ArgumentError: backend 'cpu' for a tensor in another device's memory.
     """
     name = env.read(_VARIABLE) if backend == "auto" else backend
     if name == "auto":
@@ -74,6 +76,8 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     if row.reason:
         message = f"backend '{name}' of {operator} is not available: {row.reason}"
         raise BackendUnavailable(message, row.hint)
+    if name == "cpu" and not tensor.is_cpu:
+        raise ArgumentError(f"backend 'cpu' takes CPU tensors, not one on {tensor.device}")
     return name
 
 
@@ -81,7 +85,7 @@ def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
     """The module of the backend that ``select`` names; it holds the backend's functions.
 
     Raises:
-        BackendUnavailable: as ``select``.
+        BackendUnavailable, ArgumentError: as ``select``.
     """
     return _module(operator, select(operator, backend, tensor))
 

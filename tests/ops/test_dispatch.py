@@ -13,6 +13,7 @@ import torch
 from glm5_ascend import env, ops
 from glm5_ascend.errors import BackendUnavailable, ExitCode
 from glm5_ascend.ops import dispatch
+from glm5_ascend.ops.errors import ArgumentError
 
 X, WEIGHT = torch.randn(3, 8), torch.ones(8)
 
@@ -41,6 +42,11 @@ def test_the_environment_is_an_explicit_request(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", "nonsense")
     with pytest.raises(env.EnvironmentVariableError, match="nonsense"):
         ops.rms_norm(X, WEIGHT, 1e-5)
+
+
+def test_the_cpu_backend_refuses_memory_it_cannot_reach() -> None:
+    with pytest.raises(ArgumentError, match="CPU tensors, not one on meta"):
+        dispatch.select("lightning_indexer", "cpu", X.to("meta"))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
