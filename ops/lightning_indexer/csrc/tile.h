@@ -62,10 +62,10 @@ constexpr int KEYS = 4, VECTORS = 2;
 #endif
 
 // partial[j] = (first ? 0 : partial[j]) + sum_v weights[v] * relu(query[v] . key[j]) for KEYS keys,
-// `stride` Keys apart.
+// `stride` Keys apart. `ahead` is where a later tile lies in memory.
 template <class L, int V>
 void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t steps, bool first,
-          float* partial, const void* /* ahead */) {
+          float* partial, const void* ahead) {
   constexpr int EACH = 4 / sizeof(typename L::Key);
   using Sum = typename L::Sum;
   const float* query = static_cast<const float*>(g.query);
@@ -75,6 +75,10 @@ void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t st
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sums[j][v] = Sum{};
   for (int64_t s = 0; s < steps; s++) {
+    // A line of 64 bytes per key lasts for sixteen steps.
+    if (s % 16 == 0)
+      for (int j = 0; j < KEYS; j++)
+        __builtin_prefetch(static_cast<const char*>(ahead) + (s / 16 * KEYS + j) * 64);
     Sum q[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) q[v] = Sum(load(query + (s * V + v) * W));

@@ -19,7 +19,14 @@ constexpr int W = G5_AVX512 ? 16 : G5_AVX2 ? 8 : 4;  // F32 lanes
 typedef float F __attribute__((vector_size(4 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
 
-G5_INLINE F splat(float x) { return F{} + x; }
+// Not F{} + x: an addition, and it would make +0 of -0.
+#if G5_AVX512
+G5_INLINE F splat(float x) { return _mm512_set1_ps(x); }
+#elif G5_AVX2
+G5_INLINE F splat(float x) { return _mm256_set1_ps(x); }
+#else
+G5_INLINE F splat(float x) { return F{x, x, x, x}; }
+#endif
 G5_INLINE I splat(int32_t x) { return I{} + x; }
 
 G5_INLINE F load(const float* p) {
