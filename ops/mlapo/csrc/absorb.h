@@ -165,7 +165,8 @@ void absorb_tile(const Head<T>& h, int64_t row, int64_t column, const Operand<T>
         operand = ordered[k / P::TERMS];
       } else {
         // Far enough ahead for memory: rows are too short for the hardware to notice.
-        for (int t = 0; t < P::TERMS; t++) __builtin_prefetch(w + (16 + t) * h.w_stride + s * STRIP);
+        for (int t = 0; t < P::TERMS; t++)
+          __builtin_prefetch(w + (16 + t) * h.w_stride + s * STRIP);
         operand = P::operand(w + s * STRIP, h.w_stride, terms, count - s * STRIP);
       }
 #pragma GCC unroll 8
@@ -204,7 +205,8 @@ void absorb(const Head<T>& h, int64_t rows, Operand<T>* room) {
       for (int64_t k = 0; k < h.terms; k += P::TERMS)
         room[k / P::TERMS] = P::operand(h.w + k * h.w_stride + column, h.w_stride,
                                         int(std::min<int64_t>(h.terms - k, P::TERMS)), count);
-      for (row = 0; row < whole; row += MOST_ROWS) absorb_tile<T, MOST_ROWS, 1>(h, row, column, room);
+      for (row = 0; row < whole; row += MOST_ROWS)
+        absorb_tile<T, MOST_ROWS, 1>(h, row, column, room);
     }
   }
   for (; row + MOST_ROWS <= rows; row += MOST_ROWS) absorb_rows<T, MOST_ROWS, 1>(h, row);
