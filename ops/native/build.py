@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,11 +32,11 @@ def cache_folder() -> Path:
         BackendUnavailable: it does not exist and cannot be made.
     """
     named = env.read("GLM5_ASCEND_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    folder = Path(named).expanduser() if named else base.expanduser() / "glm5-ascend"
+    folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
+        folder = folder.expanduser() if named else folder.expanduser() / "glm5-ascend"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter where there is no home
         raise BackendUnavailable(
             f"no folder for compiled kernels: {error}", "set GLM5_ASCEND_CACHE to a writable folder"
         ) from None
@@ -118,7 +118,9 @@ def _locked(path: Path, folder: Path) -> Iterator[None]:
             "set GLM5_ASCEND_CACHE to a writable folder",
         ) from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        # A file system without locks lets two processes compile the same, which is only slow.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -67,7 +67,8 @@ class Compiler:
         first = errors[0].rpartition("/")[2] if errors else f"exit code {done.returncode}"
         raise BackendUnavailable(
             f"{self.command[-1]} cannot compile {what}: {first.strip()}",
-            f"read {log}, or choose backend 'reference' (--op-backend reference)",
+            f"read {log}; a newer compiler (CXX) or a lesser GLM5_ASCEND_CPU_ISA may do, or choose "
+            "backend 'reference' (--op-backend reference)",
         )
 
 

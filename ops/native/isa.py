@@ -26,7 +26,11 @@ class InstructionSet:
     flags: tuple[str, ...]
 
 
-# Best first. GCC 12 knows no -march=znver4, and needs vbmi to pack bytes of two registers.
+# Best first. Single features instead of -march=x86-64-v3 or znver4, which older compilers lack;
+# vbmi packs bytes of two registers.
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt", "-mmovbe")
+_AVX512_PARTS = ("f", "bw", "dq", "vl", "cd", "bf16", "vnni", "vbmi")
+_AVX512_FLAGS = tuple(f"-mavx512{part}" for part in _AVX512_PARTS)
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet(
         "avx512",
@@ -34,9 +38,9 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
         _X86_V3
         | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
         | {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
+        (*_AVX2_FLAGS, *_AVX512_FLAGS),
     ),
-    InstructionSet("avx2", _X86, _X86_V3, ("-march=x86-64-v3",)),
+    InstructionSet("avx2", _X86, _X86_V3, _AVX2_FLAGS),
     InstructionSet("neon", _ARM, frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
     InstructionSet("portable", (), frozenset(), ()),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glm5_ascend import env
 from glm5_ascend.env import EnvironmentVariableError
-from glm5_ascend.errors import Glm5Error
+from glm5_ascend.errors import BackendUnavailable, Glm5Error
 from glm5_ascend.ops.native import isa
 from glm5_ascend.ops.native.build import build
 
@@ -81,7 +81,7 @@ def address(tensor: Tensor | None) -> int:
 def _pool() -> ctypes.CDLL:
     path = build("pool", [_POOL], [], (), _SHARED)
     # Global, since the libraries of the operators look for its functions among what is loaded.
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return _open(path, ctypes.RTLD_GLOBAL)
 
 
 @cache
@@ -94,5 +94,14 @@ def _load(operator: str, name: str) -> ctypes.CDLL:
     headers = sorted({*own.glob("*.h"), *_SHARED.glob("*.h")})
     flags = (*chosen.flags, f"-DG5_{name.upper()}=1")
     _pool()
-    path = build(f"{operator}-{name}", sources, headers, flags, _SHARED)
-    return ctypes.CDLL(str(path))
+    return _open(build(f"{operator}-{name}", sources, headers, flags, _SHARED))
+
+
+def _open(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the compiled kernels cannot be loaded: {error}",
+            "set GLM5_ASCEND_CACHE to a folder that may hold programs, or delete the file",
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import stat
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from glm5_ascend.env import EnvironmentVariableError
 from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.native import build, compiler, isa, library
 
+loader = sys.modules["glm5_ascend.ops.native.library"]  # the name means its function
 _ONE = 'extern "C" __attribute__((visibility("default"))) int one() { return VALUE; }\n'
 
 
@@ -128,6 +130,22 @@ def test_a_cache_that_cannot_be_written(
     with pytest.raises(BackendUnavailable, match="no folder for compiled kernels") as caught:
         _build(source)
     assert "GLM5_ASCEND_CACHE" in caught.value.hint
+
+
+def test_no_home(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(BackendUnavailable, match="no folder for compiled kernels"):
+        _build(source)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.so").write_bytes(b"no library")
+    monkeypatch.setattr(loader, "build", lambda *_: tmp_path / "broken.so")
+    with pytest.raises(BackendUnavailable, match=r"cannot be loaded: .*broken\.so"):
+        loader._load.__wrapped__("native", "portable")
 
 
 def test_an_unfinished_file_is_made_again(source: Path, cache: Path) -> None:
