@@ -112,13 +112,14 @@ T* scratch(int slot, size_t count) {
   return static_cast<T*>(g5_scratch(slot, count * sizeof(T)));
 }
 
-// fn(begin, end, thread) over [0, n) in equal pieces of at least `grain`, at most one per thread.
+// fn(begin, end, thread) over [0, n) in equal pieces of at least `grain`. There are up to four for
+// every thread, so that one which has to share its processor does less of the work.
 template <class Fn>
 void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
   if (n <= 0) return;
-  int64_t pieces = g5_threads();
-  if (grain > 1 && pieces > n / grain) pieces = n / grain;
-  if (pieces > n) pieces = n;
+  int64_t pieces = g5_threads() == 1 ? 1 : 4 * int64_t(g5_threads());
+  const int64_t most = grain > 1 ? n / grain : n;
+  if (pieces > most) pieces = most;
   if (pieces <= 1) return fn(int64_t(0), n, 0);
   struct Context {
     const Fn* fn;
