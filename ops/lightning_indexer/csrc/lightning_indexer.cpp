@@ -169,7 +169,8 @@ class Indexer {
         weights[h] *= number(call_.query_scale, call_.scale_dtype, row * heads + h);
     }
     const Stored* query = static_cast<const Stored*>(call_.query) + row * heads * shape_.dim;
-    panel.fill<L>(query, weights, reinterpret_cast<typename L::Key*>(weights + (heads + 15) / 16 * 16));
+    float* behind = weights + (heads + 15) / 16 * 16;
+    panel.fill<L>(query, weights, reinterpret_cast<typename L::Key*>(behind));
     return true;
   }
 
@@ -208,8 +209,8 @@ using NarrowLanes = F32Lanes;
 }  // namespace g5
 
 // indices [rows, count] and values [rows, count] or null, of query [rows, heads, dim] and weights
-// [rows, heads], dense, and of keys `key_stride` elements apart. `requests` [n][4]: first query row,
-// query rows, first key row (0 with a block table), keys.
+// [rows, heads], dense, and of keys `key_stride` elements apart. `requests` [n][4]: first query
+// row, query rows, first key row (0 with a block table), keys.
 G5_EXPORT int g5_lightning_indexer(int dtype, const void* query, const void* key,
                                    int64_t key_stride, int weights_dtype, const void* weights,
                                    int64_t rows, int64_t heads, int64_t dim, int64_t n,

@@ -91,8 +91,8 @@ G5_INLINE void score_tile(const Panel& panel, const TileKeys<typename L::Key>& k
 }
 
 // scores[t][position ...] of every panel for the chunk of keys from `position` on, which is cut off
-// at `end`. Rows of scores are `row` apart and hold whole chunks. A score of NaN is written as minus
-// infinity.
+// at `end`. Rows of scores are `row` apart and hold whole chunks. A score of NaN is written as
+// minus infinity.
 template <class L, class Stored>
 void score_chunk(const KeyRows& rows, const KeyScales* scales, const Panel* panels, int64_t tokens,
                  const PanelShape& shape, int64_t position, int64_t end, float* scores, int64_t row,

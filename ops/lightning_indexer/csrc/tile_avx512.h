@@ -34,7 +34,7 @@ struct IntLanes {
 };
 
 #define G5_BROADCAST(at, t) "vbroadcastss " at ", %%zmm" t "\n\t"
-#define G5_BROADCAST_FLIPPED(at, t) "vpxord " at "%{1to16%}, %%zmm26, %%zmm" t "\n\t"
+#define G5_FLIPPED(at, t) "vpxord " at "%{1to16%}, %%zmm26, %%zmm" t "\n\t"
 #define G5_DOT_F32(q, k, sum) "vfmadd231ps %%zmm" k ", %%zmm" q ", %%zmm" sum "\n\t"
 #define G5_DOT_BF16(q, k, sum) "vdpbf16ps %%zmm" k ", %%zmm" q ", %%zmm" sum "\n\t"
 #define G5_DOT_INT8(q, k, sum) "vpdpbusd %%zmm" q ", %%zmm" k ", %%zmm" sum "\n\t"
@@ -150,9 +150,9 @@ void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t st
   else if constexpr (is_bf16<L>)
     G5_TILE(G5_TWELVE(G5_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16), G5_TWELVE(G5_FINISH_F2));
   else if constexpr (V == 1)
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_BROADCAST_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I1));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I1));
   else
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_BROADCAST_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I2));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I2));
 }
 
 }  // namespace g5

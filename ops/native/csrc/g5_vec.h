@@ -72,7 +72,9 @@ G5_INLINE void store(f16* p, F x) {
 G5_INLINE F max(F a, F b) { return a > b ? a : b; }
 G5_INLINE F min(F a, F b) { return a < b ? a : b; }
 #if G5_NEON
-G5_INLINE F fma(F a, F b, F c) { return F(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b))); }
+G5_INLINE F fma(F a, F b, F c) {
+  return F(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+}
 G5_INLINE F sqrt(F a) { return F(vsqrtq_f32(float32x4_t(a))); }
 G5_INLINE F rint(F a) { return F(vrndnq_f32(float32x4_t(a))); }
 G5_INLINE F load(const bf16* p) {
