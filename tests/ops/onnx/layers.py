@@ -57,6 +57,7 @@ class Reference:
         Quantised, an activation that lies within an F32 rounding of a tie gets the neighbouring
         code. Codes are about 32 in the mean square, so one step among 192 terms or more moves a
         product by 1 / (32 · 192 ** 0.5) = 0.2 %; few rows have such an activation, none many.
+        Through the cache it reaches every row that attends its token, by one part in the sum.
         """
         expected = self.layers[layer]
         if self.oracle is not None:
@@ -68,7 +69,7 @@ class Reference:
         error = (out - expected.out).norm(dim=1) / expected.out.norm(dim=1)
         assert not error.isnan().any()
         assert error.max() < 0.02, f"a row is off by {error.max():.2%}"
-        off = (error > 1e-5).float().mean()
+        off = (error > 1e-3).float().mean()
         assert off <= 0.05, f"{off:.0%} of the rows are off, half of them by {error.median():.1e}"
 
 
