@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -43,19 +44,27 @@ def _int_matmul_in_float(x: Tensor, weight: Tensor) -> Tensor:
 
 @cache
 def _int_mm_is_exact() -> bool:
-    """Whether torch's int8 product neither saturates nor refuses on this processor.
+    return is_exact(lambda x, weight: torch._int_mm(x, weight.T), 1)
+
+
+def is_exact(product: Callable[[Tensor, Tensor], Tensor], least_rows: int) -> bool:
+    """Whether a library's int8 product neither saturates nor refuses on this processor.
 
     Without VNNI instructions oneDNN may add pairs of products in 16 bits.
+
+    Args:
+        product: of int8 x [T, K] and int8 weight [N, K], in int32 or F32 [T, N].
+        least_rows: fewest rows that it is used for.
     """
-    for rows, terms in ((1, 64), (5, 200), (40, 96)):
+    for rows, terms in ((least_rows, 64), (5, 200), (40, 96)):
         x = torch.full((rows, terms), 127, dtype=torch.int8)
         weight = torch.full((24, terms), -128, dtype=torch.int8)
         x[:, 1::3], weight[::2] = -128, 127
         try:
-            y = torch._int_mm(x, weight.T)
-        except RuntimeError:
+            y = product(x, weight)
+        except (RuntimeError, AttributeError):
             return False
-        if not torch.equal(y, _int_matmul_in_float(x, weight)):
+        if not torch.equal(y, _int_matmul_in_float(x, weight).to(y.dtype)):
             return False
     return True
 

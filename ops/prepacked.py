@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from glm5_ascend.ops.matmul import int_matmul, linear_rows
+from glm5_ascend.ops.matmul import int_matmul, is_exact, linear_rows
 
 # F32 holds every whole number up to 2^24; lengths are computed with an error far below 0.1 %.
 _EXACT = 0.999 * (1 << 24)
@@ -127,18 +127,4 @@ def _unit_scale() -> tuple[Tensor, Tensor]:
 
 @cache
 def _is_usable() -> bool:
-    """Whether oneDNN's int8 product exists here and neither saturates nor is off by one.
-
-    Without VNNI instructions it may add pairs of products in 16 bits.
-    """
-    for rows, terms in ((2, 64), (5, 200), (40, 96)):
-        x = torch.full((rows, terms), 127, dtype=torch.int8)
-        weight = torch.full((24, terms), -128, dtype=torch.int8)
-        x[:, 1::3], weight[::2] = -128, 127
-        try:
-            y = _onednn_int8(x, _pack_int8(weight)[0])
-        except (RuntimeError, AttributeError):
-            return False
-        if not torch.equal(y, int_matmul(x, weight).float()):
-            return False
-    return True
+    return is_exact(lambda x, weight: _onednn_int8(x, _pack_int8(weight)[0]), _MIN_ROWS)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.demo import SMALL_MODEL
 from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.native import isa
 from tools.bench import cases, report
@@ -32,9 +31,7 @@ Row = dict[str, Any]
 
 def origin(command: Sequence[str]) -> Row:
     """Where the rows of this run come from."""
-    row = provenance(SMALL_MODEL, command)
-    del row["model_sha256"]
-    return row | {"hardware": row["hardware"].split(",")[0], "isa": isa.selected().name}
+    return provenance(command) | {"isa": isa.selected().name}
 
 
 def run(names: Sequence[str], threads: int | None, seconds: float, compiled: bool) -> list[Row]:

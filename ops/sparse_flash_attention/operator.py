@@ -212,6 +212,7 @@ def _check_quant(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    sparse_indices: Tensor,
     key_quant_mode: int,
     value_quant_mode: int,
     *,
@@ -222,7 +223,9 @@ def _check_quant(
     rope_head_dim: int = ROTATED,
     key_dtype: int | None = None,
     value_dtype: int | None = None,
-) -> None:
+    **common: Any,
+) -> Layout:
+    where = _check(query, key, sparse_indices, **common)
     checks.dtype("query", query, checks.FLOATS)
     checks.shape("query", query, (*query.shape[:-1], LATENT + ROTATED))
     for name, rows in (("key", key), ("value", value)):
@@ -244,17 +247,7 @@ def _check_quant(
     for name, given in none.items():
         if given is not None:
             raise ArgumentError(f"{name} must be None: the packed rows hold their scales")
-
-
-_QUANT_ONLY = (
-    "key_dequant_scale",
-    "value_dequant_scale",
-    "quant_scale_repo_mode",
-    "tile_size",
-    "rope_head_dim",
-    "key_dtype",
-    "value_dtype",
-)
+    return where
 
 
 def _quant_kernel(
@@ -269,8 +262,8 @@ def _quant_kernel(
     backend: str = "auto",
     **options: Any,
 ) -> Tensor:
-    where = _check_both(
-        query, key, value, sparse_indices, key_quant_mode, value_quant_mode, options
+    where = _check_quant(
+        query, key, value, sparse_indices, key_quant_mode, value_quant_mode, **options
     )
     if not _same_memory(value, key) and not torch.equal(value, key):
         raise ArgumentError("value must be key: a packed row holds one latent for both")
@@ -298,24 +291,8 @@ def _quant_fake(
     backend: str = "auto",
     **options: Any,
 ) -> Tensor:
-    _check_both(query, key, value, sparse_indices, key_quant_mode, value_quant_mode, options)
+    _check_quant(query, key, value, sparse_indices, key_quant_mode, value_quant_mode, **options)
     return query.new_empty((*query.shape[:-1], LATENT))
-
-
-def _check_both(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    key_quant_mode: int,
-    value_quant_mode: int,
-    options: dict[str, Any],
-) -> Layout:
-    own = {name: options[name] for name in _QUANT_ONLY if name in options}
-    common = {name: given for name, given in options.items() if name not in own}
-    where = _check(query, key, sparse_indices, **common)
-    _check_quant(query, key, value, key_quant_mode, value_quant_mode, **own)
-    return where
 
 
 FLOAT = define(FLOAT_SCHEMA, _float_kernel, _float_fake)

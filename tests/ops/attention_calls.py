@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops import sparse_flash_attention
-from tests.ops.cases import Requests, attention, page
+from glm5_ascend.ops.verify.formula import attention
+from glm5_ascend.ops.verify.requests import Requests, page
 from tests.support.compare import assert_close, error_limit
 
 

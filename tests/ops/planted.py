@@ -21,9 +21,9 @@ from glm5_ascend.ops.verify.attention_data import SMALL
 from glm5_ascend.ops.verify.case import Case, Problem
 from glm5_ascend.ops.verify.indexer import IndexerCase
 from glm5_ascend.ops.verify.layers import LayersCase
+from glm5_ascend.ops.verify.requests import REQUESTS
 from glm5_ascend.ops.verify.runner import Result, public, run_one
 from tests.ops import mistakes
-from tests.ops.cases import REQUESTS
 
 MIXED = next(r for r in REQUESTS if r.name == "mixed")
 INDEXER = IndexerCase(requests=MIXED, heads=16, dtype=torch.float32)

@@ -18,7 +18,7 @@ from glm5_ascend.ops.moe import cpu as moe
 from glm5_ascend.ops.native import compiler
 from glm5_ascend.ops.norm_rope import cpu as norm_rope
 from glm5_ascend.ops.quant_linear import cpu as quant_linear
-from tests.ops.experts import Experts
+from glm5_ascend.ops.verify.experts import Experts
 
 OPS = Path(entry_points.__file__).resolve().parent
 BACKENDS = {"norm_rope": norm_rope, "quant_linear": quant_linear, "moe": moe}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glm5_ascend import ops
-from tests.ops.cases import Requests, page
-from tests.ops.experts import Experts
+from glm5_ascend.ops.verify.experts import Experts
+from glm5_ascend.ops.verify.requests import Requests, page
 from tests.support.compare import assert_identical
 
 SIZES = (1, 2, 3, 4, 5, 8, 17, 31, 33, 62)

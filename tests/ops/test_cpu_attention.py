@@ -10,10 +10,9 @@ import torch
 from glm5_ascend.ops import kv_quant_sparse_flash_attention, sparse_flash_attention, write_kv_rows
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.native import isa
 from glm5_ascend.ops.sparse_flash_attention import cpu
+from glm5_ascend.ops.verify.requests import Requests
 from tests.ops.attention_calls import Call, Shape
-from tests.ops.cases import Requests
 from tests.support.compare import assert_identical
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -29,16 +28,6 @@ SHAPES = [
     Shape(3, 65, 1, 9, block=128, block_size=256),
 ]
 REAL = [Shape(64, 512, 64, 2048), Shape(128, 512, 64, 300), Shape(8, 512, 64, 385, block=5)]
-
-
-@pytest.fixture(params=isa.INSTRUCTION_SETS, ids=lambda chosen: chosen.name)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An instruction set in force; skipped where the processor lacks it."""
-    chosen: isa.InstructionSet = request.param
-    if lack := isa.missing(chosen):
-        pytest.skip(f"this processor lacks {lack[0]}")
-    monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", chosen.name)
-    return chosen.name
 
 
 @pytest.mark.usefixtures("poison_empty", "instructions")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from glm5_ascend import ops
 from glm5_ascend.ops.native import DTYPES, compiler, isa
+from glm5_ascend.ops.verify.requests import Requests
 from tests.ops.attention_calls import Call, Shape
-from tests.ops.cases import Requests
 from tests.ops.native.cross import COMPILER, emulator
 
 OPS = Path(ops.__path__[0])

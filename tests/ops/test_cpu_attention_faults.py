@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glm5_ascend.ops.sparse_flash_attention import cpu
+from glm5_ascend.ops.verify.requests import Requests
 from tests.ops.attention_calls import Call, Shape
-from tests.ops.cases import Requests
 from tests.ops.native.mutants import mutant
 
 CALL = Call(Requests("faulty", ((5, 300), (1, 260)), seed=4), Shape(5, 40, 8, 230), torch.float32)

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from glm5_ascend.ops import read_kv_rows, write_kv_rows, write_paged_rows
-from glm5_ascend.ops.native import isa
-from glm5_ascend.ops.paged_cache.cpu import KERNELS
 from tests.support.compare import assert_identical
+
+pytestmark = pytest.mark.usefixtures("instructions")
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SLOTS = [40, 0, -1, 17, 3, 9, 12, 31, 30, -1, 47]
-
-
-@pytest.fixture(params=isa.INSTRUCTION_SETS, ids=lambda chosen: chosen.name, autouse=True)
-def _instructions(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    chosen: isa.InstructionSet = request.param
-    if lack := isa.missing(chosen):
-        pytest.skip(f"this processor lacks {lack[0]}")
-    monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", chosen.name)
-    KERNELS.forget()
-    yield
-    KERNELS.forget()
 
 
 def rows_of(dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from glm5_ascend.ops import (
     sparse_flash_attention,
     write_kv_rows,
 )
-from tests.ops.cases import REQUESTS, Requests, attention, page
+from glm5_ascend.ops.verify.formula import attention
+from glm5_ascend.ops.verify.requests import REQUESTS, Requests, page
 from tests.ops.test_paged_cache import unpacked
 from tests.support.compare import assert_close, assert_identical
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from glm5_ascend import ops
 from glm5_ascend.ops.lightning_indexer import reference
-from tests.ops.cases import REQUESTS, Requests, best_positions, index_scores, page
+from glm5_ascend.ops.verify.formula import best_positions, index_scores
+from glm5_ascend.ops.verify.requests import REQUESTS, Requests, page
 from tests.support.compare import assert_identical, assert_same_selection
 
 COUNT = 64

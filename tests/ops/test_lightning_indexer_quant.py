@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops import lightning_indexer_quant
-from tests.ops.cases import REQUESTS, Requests, best_positions, page
+from glm5_ascend.ops.verify.formula import best_positions
+from glm5_ascend.ops.verify.requests import REQUESTS, Requests, page
 from tests.support.compare import assert_identical, assert_same_selection
 
 COUNT = 64

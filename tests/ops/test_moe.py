@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glm5_ascend.ops import moe_experts, moe_gating, pack_int4, unpack_int4
 from glm5_ascend.ops.moe import reference
-from tests.ops.experts import Experts, gate
+from glm5_ascend.ops.verify.experts import Experts, gate
 from tests.support.compare import assert_close, assert_identical
 
 

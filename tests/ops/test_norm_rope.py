@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm5_ascend.ops import layer_norm, rms_norm, rotary_interleaved, rotary_table
-from tests.ops.cases import rotate
+from glm5_ascend.ops.verify.formula import rotate
 from tests.support.compare import assert_close, assert_identical
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

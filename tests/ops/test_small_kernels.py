@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,50 +11,32 @@ import torch
 from glm5_ascend import ops
 from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.errors import ArgumentError
-from glm5_ascend.ops.native import isa
+from glm5_ascend.ops.verify.experts import Experts
 from tests.ops import test_moe, test_norm_rope, test_quant_linear
-from tests.ops.experts import Experts
 from tests.ops.small_kernels import forget, planted, results, rounded_results
 from tests.support.compare import assert_identical
 
-SETS = [pytest.param(s, id=s.name) for s in isa.INSTRUCTION_SETS]
 
-
-@pytest.fixture
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An instruction set in force; skipped where the processor lacks it."""
-    wanted: isa.InstructionSet = request.param
-    if lack := isa.missing(wanted):
-        pytest.skip(f"this processor lacks {lack[0]}")
-    monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", wanted.name)
-    forget()
-    yield wanted.name
-    forget()
-
-
-@pytest.mark.parametrize("chosen", SETS, indirect=True)
-def test_exact_arithmetic_equals_the_reference_bit_by_bit(chosen: str) -> None:
+def test_exact_arithmetic_equals_the_reference_bit_by_bit(instructions: str) -> None:
     wanted = results("reference")
     for name, result in results("cpu").items():
-        assert_identical(result, wanted[name], name=f"{chosen}: {name}")
+        assert_identical(result, wanted[name], name=f"{instructions}: {name}")
 
 
 _first: dict[str, torch.Tensor] = {}
 
 
-@pytest.mark.parametrize("chosen", SETS, indirect=True)
-def test_every_instruction_set_gives_the_same_bits(chosen: str) -> None:
+def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
     made = rounded_results("cpu")
     _first.update({name: result for name, result in made.items() if name not in _first})
     for name, result in made.items():
-        assert_identical(result, _first[name], name=f"{chosen}: {name}")
+        assert_identical(result, _first[name], name=f"{instructions}: {name}")
     for name, result in rounded_results("reference").items():
         torch.testing.assert_close(made[name], result, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chosen", SETS, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_float_experts_ignore_the_batch(chosen: str, dtype: torch.dtype) -> None:
+def test_float_experts_ignore_the_batch(instructions: str, dtype: torch.dtype) -> None:
     case = Experts(37, dtype=dtype)
     weights = case.weights, case.ids
     whole = ops.moe_experts(case.x, *weights, case.w13, case.w2, backend="cpu")

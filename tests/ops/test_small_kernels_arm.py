@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend import ops
-from tests.ops.experts import Experts
+from glm5_ascend.ops.verify.experts import Experts
 from tests.ops.native.calls import Array, Call, Out, emulated
 from tests.ops.native.cross import driver, emulator
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from glm5_ascend.ops import sparse_flash_attention
 from glm5_ascend.ops.sparse_flash_attention import reference
-from tests.ops.cases import REQUESTS, Requests, attention, page
+from glm5_ascend.ops.verify.formula import attention
+from glm5_ascend.ops.verify.requests import REQUESTS, Requests, page
 from tests.support.compare import assert_close, assert_identical
 
 COUNT = 64

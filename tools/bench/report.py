@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tools.bench.goals import verdicts
+from tools.check_docs import with_block
 from tools.results_table import last_run
 
 Row = dict[str, Any]
 
-_BLOCK = re.compile(r"(<!-- generated: ops -->\n).*?(<!-- end -->)", re.DOTALL)
 _SHOWN = ("median", "p20", "p80", "least")
 _COLUMNS = (("torch",), ("compiled",), ("vllm",))
 
@@ -133,9 +132,7 @@ def _origin(row: Row) -> str:
 
 def rendered(text: str, table: str) -> str:
     """``text`` with the block of the operators replaced; ``SystemExit`` if it has none."""
-    if _BLOCK.search(text) is None:
-        raise SystemExit("error: README.md has no <!-- generated: ops --> block")
-    return _BLOCK.sub(lambda match: match[1] + table + match[2], text)
+    return with_block(text, "ops", table)
 
 
 def check(readme: Path, file: Path) -> list[str]:
