@@ -26,22 +26,19 @@ OPERATORS = {
     "quant_linear",
     "sparse_flash_attention",
 }
-# Without ONNX form: order by score, packed cache rows, experts of other ranks, int8 in or out.
+# Without ONNX form: order by score, packed cache rows, experts of other ranks, int8 in or out, and
+# two of the four pairs of layouts.
 WITHOUT = ("by_score", "kv_rows", "packed", "absent", "codes", "int8_query")
-EXTRA = ("BSND-BSND", "top2048", "128x512")
+OTHER_LAYOUTS = ("TND-TND", "BSND-PA_BSND")
 
 
 def cases() -> list[Case]:
-    """The quick cases, and some with other layouts, sizes and schemes."""
-    more = (
-        case
-        for case in suite.cases("normal")
-        if case.operator == "mlapo" or any(word in str(case) for word in EXTRA)
-    )
+    """Every case that has an ONNX form."""
     return [
         case
-        for case in dict.fromkeys((*suite.cases("quick"), *more))
-        if case.operator in OPERATORS and not any(word in str(case) for word in WITHOUT)
+        for case in suite.cases()
+        if case.operator in OPERATORS
+        and not any(word in str(case) for word in (*WITHOUT, *OTHER_LAYOUTS))
     ]
 
 
