@@ -1,0 +1,53 @@
+// The core that runs at this moment.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "emu/types.h"
+
+namespace emu {
+
+class Machine;
+
+enum class Type : uint8_t { AIC, AIV };
+
+// Identity and open state of a core; the machine derives its own class from this.
+struct Core {
+  Type type;
+  uint16_t index;      // in the launch: all cores
+  uint16_t block;      // of the launch
+  uint16_t sub;        // 0 or 1 for an AIV
+  uint16_t block_idx;  // what GetBlockIdx returns
+  Machine* machine;
+
+  // Per-core state of an instruction family (masks, atomic mode, Fixpipe registers): one T for each
+  // type T, made with T{} at the first use in a launch.
+  template <class T>
+  T& state() {
+    static const size_t slot = next_slot();
+    if (slots.size() <= slot) slots.resize(slot + 1);
+    if (!slots[slot]) slots[slot] = std::make_shared<T>();
+    return *static_cast<T*>(slots[slot].get());
+  }
+
+ private:
+  static size_t next_slot();
+  std::vector<std::shared_ptr<void>> slots;
+};
+
+extern Core* current;
+inline Core& core() { return *current; }
+inline bool is_cube() { return current->type == Type::AIC; }
+
+// Size of a memory of the running core as far as kernels may use it; 0 where it has none.
+uint64_t capacity(Mem mem);
+// Host memory behind a local memory of the running core: for tests and for instructions that have
+// declared their ranges already.
+std::byte* local(Mem mem);
+
+// Ends the launch with the findings so far. For kernels that cannot go on.
+[[noreturn]] void stop();
+
+}  // namespace emu
