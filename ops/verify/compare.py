@@ -123,6 +123,43 @@ def close(
     return figures
 
 
+def same_size(
+    actual: Tensor,
+    oracle: Tensor,
+    low: Tensor,
+    *,
+    epsilon: float | None = None,
+    rows: int = 0,
+    name: str = "result",
+) -> Figures:
+    """Whether the factor <a, o> / <o, o>, by which ``actual`` is closest to ``oracle``, is 1.
+
+    Rounding errors of both signs cancel in it, so it shows a common factor far below the error of
+    one value. Granted are 8 standard deviations of errors as large as those of ``low`` or of
+    rounding, 4 units of F32 for what rows share, and one row whose scale was rounded otherwise.
+
+    Args:
+        actual: finite values.
+        oracle: reference evaluated in F64.
+        low: the same in F32, rounded to the output format.
+        epsilon: of the output format, if it is not that of low's dtype.
+        rows: how many rows have a scale of their own, taken from rounded values.
+    """
+    a, o = actual.double(), oracle.double()
+    epsilon = epsilon or torch.finfo(low.dtype).eps
+    total = float(o.square().sum())
+    if total == 0:
+        return Figures()
+    error = torch.maximum((low.double() - o).abs(), o.abs() * epsilon / 4)
+    deviation = float((o * error).square().sum().sqrt()) / total
+    shared = 4 * torch.finfo(torch.float32).eps + (epsilon / rows if rows else 0.0)
+    factor, limit = float((a * o).sum()) / total, 8 * deviation + shared
+    if abs(factor - 1) <= limit:
+        return Figures()
+    problem = f"{name}: {factor:.7f} times as large as wanted, limit {limit:.1e} from 1"
+    return Figures(problem=problem)
+
+
 def selection(
     actual: Tensor,
     scores: Tensor,

@@ -105,6 +105,23 @@ class Mistake:
 CORRECT = Mistake()
 
 
+class Settled(NamedTuple):
+    """A q latent: values in the type of the arithmetic, or codes and their scale as well.
+
+    Where a backend's latent lay between two numbers of its format, or between two codes, either is
+    right; computed from what it returned, the queries are exact again.
+    """
+
+    values: Array
+    codes: Array | None = None
+    scale: Array | None = None
+
+    def in_type(self, dtype: Any) -> Settled:
+        """The same in the arithmetic of ``dtype``."""
+        scale = None if self.scale is None else self.scale.astype(dtype)
+        return Settled(self.values.astype(dtype), self.codes, scale)
+
+
 def prologue(
     x: Array,
     codes: Array | None,
@@ -114,6 +131,7 @@ def prologue(
     eps: float,
     rounded: Round = lambda v: v,
     wrong: Mistake = CORRECT,
+    settled: Settled | None = None,
 ) -> dict[str, Array]:
     """query [T, N, L], query_rope [T, N, R], query_norm [T, Q], latent [T, L], key_rope [T, R].
 
@@ -122,6 +140,7 @@ def prologue(
         codes, x_scale: of an input that comes quantised.
         turn: complex [T, R / 2], exp(i * angle).
         rounded: what happens to values between the stages.
+        settled: what the queries are made of, instead of the latent computed here.
     """
     if wrong.eps is not None:
         eps = wrong.eps
@@ -134,7 +153,8 @@ def prologue(
     latent_q = norm(raw, weights.gamma_q)
     both = rounded(weights.down_kv.apply(x, codes, x_scale))
     heads, nope, latent = weights.absorb.shape
-    query = rounded(weights.up_q.apply(raw if wrong.raw_latent_used else latent_q))
+    source = Settled(raw if wrong.raw_latent_used else latent_q) if settled is None else settled
+    query = rounded(weights.up_q.apply(*source))
     query = query.reshape(len(x), heads, -1)
     turn = turn.astype(np.result_type(x.dtype, np.complex64))
     absorbed = np.einsum("thd,hdl->thl", query[..., :nope], weights.absorb.astype(x.dtype))

@@ -13,8 +13,8 @@ from torch import Tensor
 from glm5_ascend.ops.verify import compare, formula, mla
 from glm5_ascend.ops.verify.case import DTYPES, Call, Case, Outputs, Problem, Verdict, invoke
 from glm5_ascend.ops.verify.compare import Figures
-from glm5_ascend.ops.verify.mla import Mistake, Sizes
-from glm5_ascend.ops.verify.packed import WIDTH, pack, unpack
+from glm5_ascend.ops.verify.mla import Mistake, Settled, Sizes
+from glm5_ascend.ops.verify.packed import TILE, WIDTH, pack, unpack
 from glm5_ascend.ops.verify.requests import poison
 
 THETA, EPS = 8e6, 1e-5
@@ -66,7 +66,7 @@ class MlapoCase(Case):
 
 
 class MlapoProblem(Problem):
-    """Tokens with slots, every fifth of them -1, and the results in F64 and rounded."""
+    """Tokens with slots, every fifth of them -1."""
 
     def __init__(self, case: MlapoCase) -> None:
         self.case = case
@@ -84,10 +84,9 @@ class MlapoProblem(Problem):
         self.blocks = -(-2 * case.tokens // 16) + 1
         self.slots = torch.randperm(16 * self.blocks, generator=gen)[: case.tokens]
         self.slots[2::5] = -1
-        self.oracle, self.low = self.compute()
 
-    def compute(self, **wrong: Any) -> tuple[Outputs, Outputs]:
-        """F64 without, F32 with rounding between the stages; ``wrong`` plants mistakes."""
+    def compute(self, settled: Settled | None = None, **wrong: Any) -> tuple[Outputs, Outputs]:
+        """In F64 and in F32, both rounded between the stages; ``wrong`` plants mistakes."""
         weights = self.weights
         if wrong.pop("bias_forgotten", False):
             each = ("down_q", "down_kv", "up_q")
@@ -96,11 +95,16 @@ class MlapoProblem(Problem):
         both = []
         for dtype in formula.PRECISIONS:
             scale = None if self.x_scale is None else self.x_scale.astype(dtype)
-            x = self.x.double().numpy().astype(dtype)
-            turn = torch.complex(self.cos, self.sin).numpy()
-            rounded = mla.rounding(self.case.dtype) if dtype == np.float32 else lambda v: v
             found = mla.prologue(
-                x, self.codes, scale, weights, turn, EPS, rounded, Mistake(**wrong)
+                self.x.double().numpy().astype(dtype),
+                self.codes,
+                scale,
+                weights,
+                torch.complex(self.cos, self.sin).numpy(),
+                EPS,
+                mla.rounding(self.case.dtype),
+                Mistake(**wrong),
+                settled and settled.in_type(dtype),
             )
             both.append({name: torch.from_numpy(v) for name, v in found.items()})
         return both[0], {name: v.to(self.case.dtype) for name, v in both[1].items()}
@@ -171,36 +175,60 @@ class MlapoProblem(Problem):
 
     def judge(self, outputs: Outputs) -> Figures:
         """Against the formula; quantised results as the values they stand for."""
-        return self._against(outputs, self.oracle, self.low)
+        return self._against(outputs, *self.compute(self._settled(outputs)))
+
+    def _settled(self, outputs: Outputs) -> Settled:
+        """The q latent that was returned, and what is quantised of it where the weight is int8."""
+        latent, up = outputs["query_norm"], self.weights.up_q
+        if latent.dtype != torch.int8:
+            values = latent.double().nan_to_num(0).numpy()
+            return Settled(values, *(up.quantise(values) if up.codes is not None else ()))
+        scale = np.array(up.static.scale) if up.static else outputs["norm_scale"].double().numpy()
+        codes = latent.long().numpy()
+        return Settled(codes.astype(np.float64), codes, scale)
 
     def _against(self, outputs: Outputs, oracle: Outputs, low: Outputs) -> Figures:
-        values = {name: outputs[name] for name in ("query", "query_rope", "query_norm")}
-        rough = dict(low)
-        for name, scale in (("query", "query_scale"), ("query_norm", "norm_scale")):
-            if outputs[name].dtype == torch.int8:
-                static = self.weights.up_q.static if name == "query_norm" else None
-                values[name] = _value(outputs[name], outputs[scale], static)
-                rough[name] = _through_codes(low[name], static)
         there = self.slots >= 0
-        kv_cache, kr_cache = outputs["kv_cache"].flatten(0, 2), outputs["kr_cache"].flatten(0, 2)
-        rows = kv_cache[self.slots[there]]
-        if self.case.packed:
-            values["latent"], values["key_rope"] = unpack(rows)
-            low_rows = unpack(pack(low["latent"][there], low["key_rope"][there]))
-            rough["latent"], rough["key_rope"] = low_rows
-        else:
-            values["latent"], values["key_rope"] = rows, kr_cache[self.slots[there]]
-            rough["latent"], rough["key_rope"] = low["latent"][there], low["key_rope"][there]
-        found = [
-            compare.close(
-                x,
-                oracle[name][there] if name in ("latent", "key_rope") else oracle[name],
-                rough[name],
-                name=name,
-            )
-            for name, x in values.items()
+        found = list(self._elsewhere(outputs))
+        for name in ("query", "query_rope", "query_norm"):
+            if outputs[name].dtype == torch.int8:
+                found.append(self._codes(outputs, name, oracle[name], low[name]))
+            else:
+                found.append(_near(outputs[name], oracle[name], low[name], name=name))
+        caches = [
+            outputs[name].flatten(0, 2)[self.slots[there]] for name in ("kv_cache", "kr_cache")
         ]
-        return compare.worst([*found, *self._elsewhere(outputs)])
+        exact, rough = (
+            [each[name][there] for name in ("latent", "key_rope")] for each in (oracle, low)
+        )
+        if self.case.packed:
+            caches = list(unpack(caches[0]))
+            exact, rough = (
+                list(unpack(pack(*(x.to(self.case.dtype) for x in each))))
+                for each in (exact, rough)
+            )
+        tiles = int(there.sum()) * self.case.sizes.latent // TILE if self.case.packed else 0
+        return compare.worst(
+            [
+                *found,
+                _near(caches[0], exact[0], rough[0], name="latent", rows=tiles),
+                _near(caches[1], exact[1], rough[1], name="key_rope"),
+            ]
+        )
+
+    def _codes(self, outputs: Outputs, name: str, oracle: Tensor, low: Tensor) -> Figures:
+        """Codes as the values that they stand for."""
+        scale = outputs["query_scale" if name == "query" else "norm_scale"]
+        static = self.weights.up_q.static if name == "query_norm" else None
+        values = _value(outputs[name], scale, static)
+        rounded, rough = (_through_codes(x.to(self.case.dtype), static) for x in (oracle, low))
+        figures = compare.close(values, oracle, rough, name=name)
+        if not figures.passed:
+            return figures
+        size = compare.same_size(
+            values, rounded, rough, epsilon=1 / 127, rows=scale.numel(), name=name
+        )
+        return compare.worst([figures, size])
 
     def _elsewhere(self, outputs: Outputs) -> Iterator[Figures]:
         """Rows of no token are as they were."""
@@ -216,7 +244,13 @@ class MlapoProblem(Problem):
         """Each computes everything the wrong way."""
 
         def computes(**wrong: Any) -> Verdict:
-            return lambda outputs: self._against(outputs, *self.compute(**wrong))
+            def verdict(outputs: Outputs) -> Figures:
+                # What is returned un-normalised is not what the queries were made of.
+                raw = wrong.get("raw_latent_returned", False)
+                settled = None if raw else self._settled(outputs)
+                return self._against(outputs, *self.compute(settled, **wrong))
+
+            return verdict
 
         yield "wrong rope style", computes(half_split=True)
         yield "un-normalised q latent", computes(raw_latent_returned=True)
@@ -228,6 +262,14 @@ class MlapoProblem(Problem):
         yield "epsilon 1e-6 for 1e-5", computes(eps=1e-6)
         if self.case.static:
             yield "quant_bias forgotten", computes(bias_forgotten=True)
+
+
+def _near(actual: Tensor, oracle: Tensor, low: Tensor, *, name: str, rows: int = 0) -> Figures:
+    """In every value, and in size."""
+    figures = compare.close(actual, oracle, low, name=name)
+    if not figures.passed:
+        return figures
+    return compare.worst([figures, compare.same_size(actual, oracle, low, rows=rows, name=name)])
 
 
 def _value(codes: Tensor, scale: Tensor, static: mla.Static | None) -> Tensor:
