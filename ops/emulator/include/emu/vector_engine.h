@@ -4,7 +4,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <source_location>
 
 #include "emu/instruction.h"
 
@@ -65,7 +64,7 @@ struct Scalar {
 
 struct Issue {
   const char* api;
-  std::source_location at;
+  At at;
 };
 
 // dst, a and (where the operation has one) b over the lanes; `widest` decides the lanes per repeat.
