@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig, RoutingMethodType
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
@@ -15,7 +14,6 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 
 from glm5_ascend.ops import moe_experts, moe_gating
-from glm5_ascend.simulator.dense import TILE_ROWS
 from glm5_ascend.simulator.injection import EXPERTS, Positions, injected
 
 
@@ -42,11 +40,9 @@ class Glm5Router(BaseRouter):  # type: ignore[misc]
         **unused: Any,
     ) -> tuple[Tensor, Tensor]:
         """(weights F32 [T, top_k], ids int32 [T, top_k]) of router_logits F32 [T, experts]."""
-        rows = router_logits.shape[0]
-        # Whole tiles, so that the vectorised sigmoid has no tail that depends on the batch.
-        logits = functional.pad(router_logits.float(), (0, 0, 0, -rows % TILE_ROWS))
-        weights, ids = moe_gating(logits, self.bias, self.top_k, self.factor, self.normalise)
-        weights, ids = weights[:rows], ids[:rows]
+        weights, ids = moe_gating(
+            router_logits.float(), self.bias, self.top_k, self.factor, self.normalise
+        )
         given = injected(self.layer, EXPERTS)
         if given is None:
             return weights, ids

@@ -69,12 +69,17 @@ def test_int8_linear_layers(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("experts", [8, 16, 24, 100, 256])
-def test_gating(experts: int) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("experts", [8, 13, 16, 24, 100, 256])
+def test_gating(experts: int, backend: str) -> None:
     torch.manual_seed(0)
     logits, bias = torch.randn(70, experts), torch.randn(experts) * 0.1
-    assert_rows_ignore_each_other(lambda rows: ops.moe_gating(rows, bias, 4, 2.5)[0], logits)
-    assert_rows_ignore_each_other(lambda rows: ops.moe_gating(rows, bias, 4, 2.5)[1], logits)
+
+    def gating(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.moe_gating(rows, bias, 4, 2.5, backend=backend)
+
+    assert_rows_ignore_each_other(lambda rows: gating(rows)[0], logits)
+    assert_rows_ignore_each_other(lambda rows: gating(rows)[1], logits)
 
 
 def test_the_helper_sees_a_batch_dependent_sum() -> None:
