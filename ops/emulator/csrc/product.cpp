@@ -39,24 +39,24 @@ EMU_FORCE float widen_half(uint16_t h) {
   return from_bits(bits | static_cast<uint32_t>(h & 0x8000) << 16);
 }
 
-template <CubeType TYPE>
+template <Operand TYPE>
 struct Format {
   using Stored = uint16_t;
   using Value = float;
   static EMU_FORCE float value(const Stored* row, int i) {
-    return TYPE == CubeType::F16 ? widen_half(row[i])
+    return TYPE == Operand::F16 ? widen_half(row[i])
                                  : from_bits(static_cast<uint32_t>(row[i]) << 16);
   }
 };
 template <>
-struct Format<CubeType::F32> {
+struct Format<Operand::F32> {
   using Stored = float;
   using Value = float;
   static EMU_FORCE float value(const Stored* row, int i) { return row[i]; }
 };
 // Sums of integers wrap, as unsigned arithmetic does.
 template <>
-struct Format<CubeType::S8> {
+struct Format<Operand::S8> {
   using Stored = int8_t;
   using Value = uint32_t;
   static EMU_FORCE uint32_t value(const Stored* row, int i) {
@@ -64,7 +64,7 @@ struct Format<CubeType::S8> {
   }
 };
 template <>
-struct Format<CubeType::S4> {
+struct Format<Operand::S4> {
   using Stored = int8_t;
   using Value = uint32_t;
   static EMU_FORCE uint32_t value(const Stored* row, int i) {
@@ -83,10 +83,10 @@ Panels& panels() {
 }
 
 // Row-major [m][k] of A's fractals.
-template <CubeType TYPE>
+template <Operand TYPE>
 EMU_FORCE void unpack_a(const Product& p, typename Format<TYPE>::Value* out) {
   using F = Format<TYPE>;
-  constexpr int C0 = cube_c0(TYPE);
+  constexpr int C0 = operand_c0(TYPE);
   const auto row_bytes = [&](int row, int block) {
     if (p.m == 1) return p.a + block * 32;
     return p.a + (static_cast<size_t>(row / 16) * p.k_fractals + block) * 512 + row % 16 * 32;
@@ -106,10 +106,10 @@ EMU_FORCE void unpack_a(const Product& p, typename Format<TYPE>::Value* out) {
 }
 
 // [k][BLOCKS * 16] of B's column blocks from `first` on.
-template <CubeType TYPE, int BLOCKS>
+template <Operand TYPE, int BLOCKS>
 EMU_FORCE void unpack_b(const Product& p, int first, typename Format<TYPE>::Value* out) {
   using F = Format<TYPE>;
-  constexpr int C0 = cube_c0(TYPE);
+  constexpr int C0 = operand_c0(TYPE);
   const size_t column_blocks = (p.n + LANES - 1) / LANES;
   for (int k = 0; k < p.k; k += C0) {
     const int count = p.k - k < C0 ? p.k - k : C0;
@@ -154,10 +154,10 @@ EMU_FORCE void block(const T* a, const T* b, int k, T* const (&c)[BLOCKS]) {
     for (int j = 0; j < BLOCKS; j++) std::memcpy(c[j] + r * LANES, &sum[r][j], sizeof sum[r][j]);
 }
 
-template <CubeType TYPE, int BLOCKS>
+template <Operand TYPE, int BLOCKS>
 EMU_FORCE void columns(const Product& p, const typename Format<TYPE>::Value* a, int first) {
   using T = typename Format<TYPE>::Value;
-  constexpr bool PRECISE = TYPE == CubeType::F32;
+  constexpr bool PRECISE = TYPE == Operand::F32;
   constexpr int ROWS = 4;
   T* b = reinterpret_cast<T*>(panels().b.data());
   unpack_b<TYPE, BLOCKS>(p, first, b);
@@ -175,7 +175,7 @@ EMU_FORCE void columns(const Product& p, const typename Format<TYPE>::Value* a, 
   }
 }
 
-template <CubeType TYPE>
+template <Operand TYPE>
 EMU_FORCE void multiply_as(const Product& p) {
   using T = typename Format<TYPE>::Value;
   panels().a.resize(static_cast<size_t>(p.m) * p.k);
@@ -188,13 +188,13 @@ EMU_FORCE void multiply_as(const Product& p) {
   if (first < blocks) columns<TYPE, 1>(p, a, first);
 }
 
-EMU_CLONES void multiply_s4(const Product& p) { multiply_as<CubeType::S4>(p); }
-EMU_CLONES void multiply_s8(const Product& p) { multiply_as<CubeType::S8>(p); }
-EMU_CLONES void multiply_f16(const Product& p) { multiply_as<CubeType::F16>(p); }
-EMU_CLONES void multiply_bf16(const Product& p) { multiply_as<CubeType::BF16>(p); }
-EMU_CLONES void multiply_f32(const Product& p) { multiply_as<CubeType::F32>(p); }
+EMU_CLONES void multiply_s4(const Product& p) { multiply_as<Operand::S4>(p); }
+EMU_CLONES void multiply_s8(const Product& p) { multiply_as<Operand::S8>(p); }
+EMU_CLONES void multiply_f16(const Product& p) { multiply_as<Operand::F16>(p); }
+EMU_CLONES void multiply_bf16(const Product& p) { multiply_as<Operand::BF16>(p); }
+EMU_CLONES void multiply_f32(const Product& p) { multiply_as<Operand::F32>(p); }
 
-bool whole(CubeType type) { return type == CubeType::S4 || type == CubeType::S8; }
+bool whole(Operand type) { return type == Operand::S4 || type == Operand::S8; }
 
 // What the sums start from, in the m rows that count.
 void start(const Product& p) {
@@ -231,11 +231,11 @@ void poison_rest(const Product& p) {
 void multiply(const Product& p) {
   if (!p.accumulate) start(p);
   switch (p.type) {
-    case CubeType::S4: multiply_s4(p); break;
-    case CubeType::S8: multiply_s8(p); break;
-    case CubeType::F16: multiply_f16(p); break;
-    case CubeType::BF16: multiply_bf16(p); break;
-    case CubeType::F32: multiply_f32(p); break;
+    case Operand::S4: multiply_s4(p); break;
+    case Operand::S8: multiply_s8(p); break;
+    case Operand::F16: multiply_f16(p); break;
+    case Operand::BF16: multiply_bf16(p); break;
+    case Operand::F32: multiply_f32(p); break;
   }
   poison_rest(p);
 }

@@ -6,20 +6,20 @@
 
 namespace emu {
 
-enum class CubeType : uint8_t { S4, S8, F16, BF16, F32 };
+enum class Operand : uint8_t { S4, S8, F16, BF16, F32 };
 
-// Elements of `type` in the 32 bytes of one row of a fractal.
-constexpr int cube_c0(CubeType type) {
+// Values of `type` in the 32 bytes of one row of a fractal.
+constexpr int operand_c0(Operand type) {
   switch (type) {
-    case CubeType::S4: return 64;
-    case CubeType::S8: return 32;
-    case CubeType::F32: return 8;
+    case Operand::S4: return 64;
+    case Operand::S8: return 32;
+    case Operand::F32: return 8;
     default: return 16;
   }
 }
 
 struct Product {
-  CubeType type;
+  Operand type;
   const std::byte* a;  // fractals [m/16][k_fractals][16][C0]; plain k elements where m is 1
   const std::byte* b;  // fractals [k/C0][n/16][16][C0]
   std::byte* c;        // [n/16][c_rows][16] of float or int32
