@@ -95,9 +95,9 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
   layout.blocks = (layout.perRepeat + layout.per - 1) / layout.per;
   const uint64_t span = layout.end(shape), patternBytes = (layout.perRepeat + 7) / 8;
   inside(ins, src, span - BLOCK + ((layout.perRepeat - 1) % layout.per + 1) * bytes);
-  ins.read({src.mem, src.address, 0}, BLOCK);
+  aligned(ins, src, BLOCK);
   read_source(ins, src, shape, layout, bytes);
-  const std::byte* from = ins.read({src.mem, src.address, 0});
+  const std::byte* from = host(src);
   const std::byte* bits = nullptr;
   const uint64_t patternEnd = (shape.repeats - 1) * shape.patternRepeatStride * BLOCK + patternBytes;
   if (pattern) {
@@ -125,7 +125,8 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
   ins.overlap(into, {src.mem, src.address, span}, false);
   if (pattern) ins.overlap(into, {pattern->mem, pattern->address, patternEnd}, false);
   inside(ins, dst, into.bytes);
-  std::memcpy(ins.write(into, BLOCK), kept.data(), into.bytes);
+  aligned(ins, dst, BLOCK);
+  if (count > 0) std::memcpy(ins.write(into), kept.data(), into.bytes);
   const uint64_t elements = shape.repeats * layout.perRepeat;
   ins.work(Work::vector(VectorOp::GatherMask, (elements * bytes + REPEAT - 1) / REPEAT, elements, uint32_t(bytes)));
   return count;
@@ -165,8 +166,9 @@ void gather(Issue issue, Operand dst, Operand src, Operand offsets, uint32_t bas
     }
   });
   if (!good) return;
+  aligned(ins, src, BLOCK);
   blocks.read(ins);
-  const std::byte* from = ins.read({src.mem, src.address, 0}, BLOCK) + base;
+  const std::byte* from = host(src) + base;
   const uint64_t end = ((walk.repeats() - 1) * dst.repeat + 8) * BLOCK;
   const Range into{dst.mem, dst.address, walk.dense({&dst}) ? walk.elements() * bytes : end};
   ins.overlap(into, {src.mem, src.address, src.bytes}, false);
@@ -194,8 +196,9 @@ void gather_blocks(Issue issue, Operand dst, Operand src, Operand offsets, int64
     if (!reaches(ins, src, places[i], BLOCK)) return;
     blocks.add(src.address + places[i], BLOCK);
   }
+  aligned(ins, src, BLOCK);
   blocks.read(ins);
-  const std::byte* from = ins.read({src.mem, src.address, 0}, BLOCK);
+  const std::byte* from = host(src);
   const Lanes all{Lanes::First, REPEAT * 8 / bits_of(dst.elem), 0, repeats};
   const Walk walk(ins, all, bits_of(dst.elem));
   if (!walk.ok()) return;

@@ -142,7 +142,9 @@ void merge_sort(Issue issue, Operand dst, const Operand* sources, MergeShape sha
     ins.overlap(into, {sources[i].mem, sources[i].address, end}, false);
     lists[i] = {ins.stride_read({sources[i].mem, sources[i].address, bytes}, shape.repeats, step, RECORD), length, 0};
   }
-  std::byte* to = ins.write({into.mem, into.address, 0}, BLOCK);
+  aligned(ins, dst, BLOCK);
+  if (into.address + into.bytes > capacity(into.mem)) ins.write(into);  // ends the launch
+  std::byte* to = host(dst);
   uint64_t written = 0;
   for (int64_t r = 0; r < shape.repeats; r++) {
     for (int i = 0; i < count; i++) {

@@ -30,6 +30,13 @@ void inside(Instruction& ins, const Operand& operand, uint64_t end) {
                operand.address, operand.bytes);
 }
 
+void aligned(Instruction& ins, const Operand& operand, uint64_t bytes) {
+  if (operand.address % bytes != 0)
+    ins.report(Class::ALIGN, "UB+0x%" PRIx64 " is no multiple of %" PRIu64 " bytes", operand.address, bytes);
+}
+
+std::byte* host(const Operand& operand) { return local(operand.mem) + operand.address; }
+
 bool ranged(Instruction& ins, const char* what, int64_t value, int64_t limit, int64_t least) {
   return ins.require(value >= least && value <= limit,
                      "%s is %" PRId64 ", outside %" PRId64 " to %" PRId64, what, value, least, limit);
@@ -126,22 +133,22 @@ std::byte* Walk::touch(Instruction& ins, const Operand& operand) const {
   const auto mark = [&](uint64_t offset, uint64_t bytes, uint64_t count, uint64_t stride) {
     inside(ins, operand, count == 0 ? 0 : offset + (count - 1) * stride + bytes);
     const Range first{operand.mem, operand.address + offset, bytes};
-    if constexpr (Write) return ins.stride_write(first, count, stride);
-    else return const_cast<std::byte*>(ins.stride_read(first, count, stride));
+    if constexpr (Write) ins.stride_write(first, count, stride);
+    else ins.stride_read(first, count, stride);
   };
-  const Range start{operand.mem, operand.address, 0};
-  std::byte* base;
-  if constexpr (Write) base = ins.write(start, BLOCK);
-  else base = const_cast<std::byte*>(ins.read(start, BLOCK));
+  aligned(ins, operand, BLOCK);
+  std::byte* base = host(operand);
   if (repeats_ == 0) return base;
   const auto whole = [&](uint32_t n) { return (uint64_t{n} * bits + 7) / 8; };
-  if (dense({&operand})) return mark(0, (elements() * bits + 7) / 8, 1, 0);
+  if (dense({&operand})) {
+    mark(0, (elements() * bits + 7) / 8, 1, 0);
+    return base;
+  }
   const bool compact = prefix_ != 0 && (operand.block == 1 || prefix_ <= per);
   if (compact) {
-    std::byte* host = mark(0, whole(prefix_), last_ == prefix_ ? repeats_ : repeats_ - 1,
-                           operand.repeat * BLOCK);
+    mark(0, whole(prefix_), last_ == prefix_ ? repeats_ : repeats_ - 1, operand.repeat * BLOCK);
     if (last_ != prefix_) mark((repeats_ - 1) * operand.repeat * BLOCK, whole(last_), 1, 0);
-    return host;
+    return base;
   }
   for (uint64_t r = 0; r < repeats_; r++)
     for (uint32_t lane = 0; lane < lanes_; lane += per) {

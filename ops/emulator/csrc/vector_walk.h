@@ -86,6 +86,9 @@ inline uint64_t offset_of(const Operand& operand, uint64_t r, uint32_t lane) {
 bool in_ub(Instruction& ins, std::initializer_list<const Operand*> operands);
 // OOB where an access ends beyond the tensor, though inside the memory.
 void inside(Instruction& ins, const Operand& operand, uint64_t end);
+// ALIGN where the address is no multiple of `bytes`.
+void aligned(Instruction& ins, const Operand& operand, uint64_t bytes);
+std::byte* host(const Operand& operand);
 // least <= value <= limit, else PARAM.
 bool ranged(Instruction& ins, const char* what, int64_t value, int64_t limit, int64_t least = 0);
 
