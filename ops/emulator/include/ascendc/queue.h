@@ -52,7 +52,7 @@ class TQueBind {
   void FreeTensor(LocalTensor<T>&& tensor, emu::At at = emu::At::current()) {
     queue_.release(queue_.find(tensor.memory(), tensor.GetPhyAddr()), at);
   }
-  bool HasTensorInQue() const { return queue_.has_queued(); }
+  bool HasTensorInQue() const { return queue_.queued() > 0; }
   bool VacantInQue() const { return queue_.queued() < depth; }
   bool HasIdleBuffer() const { return queue_.can_alloc(); }
   int GetTensorCountInQue() const { return queue_.queued(); }
@@ -63,7 +63,7 @@ class TQueBind {
 
   template <class T>
   LocalTensor<T> tensor(int index) const {
-    const emu::Block& block = queue_.block(index);
+    const emu::Block block = queue_.block(index);
     return LocalTensor<T>::at(kept, block.address, block.bytes);
   }
 

@@ -17,7 +17,8 @@ inline constexpr int MEMORIES = 8;
 // Classes of findings; ../../README.md describes them.
 enum class Class : uint8_t {
   CAPACITY, OOB, ALIGN, UNINIT, RAW, WAR, WAW, EVENT_PAIR, QUEUE, XFLAG, GM_OOB, GM_RACE,
-  DEADLOCK, PARAM, DTYPE, OVERLAP, STALE, LEAK, UNSUPPORTED, ASSERT, CRASH, TIMEOUT
+  DEADLOCK, PARAM, DTYPE, OVERLAP, STALE, LEAK, UNSUPPORTED, ASSERT, UNDEFINED, CRASH,
+  TIMEOUT
 };
 
 // `address` is a host address in GM, and elsewhere an offset in that memory of the issuing core.

@@ -1,0 +1,11 @@
+// What a pipe has completed, handed to other pipes.
+#pragma once
+
+#include "machine.h"
+
+namespace emu {
+
+Snapshot completed(CoreState& core, Pipe pipe);
+void join(CoreState& core, Pipe pipe, const Snapshot& done, double delay);
+
+}  // namespace emu
