@@ -12,8 +12,7 @@ _HINT = (
 class ArgumentError(Glm5Error, ValueError):
     """An argument of an operator is not what its contract expects; the message says what is.
 
-    Also a ``ValueError``. During tracing (``torch.compile``, ``torch.export``) torch wraps it in
-    an error of its own, whose text holds ``ArgumentError('<the same message>')``.
+    Also a ``ValueError``. ``torch.compile`` passes it on (tracing.py).
     """
 
     def __init__(self, message: str, hint: str = _HINT) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from glm5_ascend.ops import checks, dispatch
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.registry import define
+from glm5_ascend.ops.tracing import passes_errors
 
 WIDTH = 128
 SCHEMA = 'hadamard_quant(Tensor x, *, str backend="auto") -> (Tensor, Tensor)'
@@ -32,4 +33,4 @@ def _fake(x: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=scale)
 
 
-OPERATOR = define(SCHEMA, _kernel, _fake)
+OPERATOR = define(SCHEMA, _kernel, passes_errors(_fake))

@@ -12,6 +12,7 @@ from glm5_ascend.ops.checks import UNLIMITED
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Layout
 from glm5_ascend.ops.registry import define
+from glm5_ascend.ops.tracing import passes_errors
 
 _COMMON = (
     "*, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None, "
@@ -215,5 +216,5 @@ def _quant_fake(
     return query.new_empty(shape, dtype=torch.int32)
 
 
-FLOAT = define(FLOAT_SCHEMA, _float_kernel, _float_fake)
-QUANT = define(QUANT_SCHEMA, _quant_kernel, _quant_fake)
+FLOAT = define(FLOAT_SCHEMA, _float_kernel, passes_errors(_float_fake))
+QUANT = define(QUANT_SCHEMA, _quant_kernel, passes_errors(_quant_fake))

@@ -12,6 +12,7 @@ from glm5_ascend.ops.mlapo.arguments import Inputs, Outputs
 from glm5_ascend.ops.mlapo.call import Call
 from glm5_ascend.ops.mlapo.check import check, check_values
 from glm5_ascend.ops.registry import define
+from glm5_ascend.ops.tracing import passes_errors
 
 # torch_npu's npu_mla_prolog_v3; what follows kv_cache_dtype is ours.
 SCHEMA = (
@@ -84,4 +85,4 @@ def _empty(call: Call, inputs: Inputs) -> Five:
     )
 
 
-MLAPO = define(SCHEMA, _kernel, _fake)
+MLAPO = define(SCHEMA, _kernel, passes_errors(_fake))

@@ -9,6 +9,7 @@ from glm5_ascend.ops import checks, dispatch
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED
 from glm5_ascend.ops.registry import define
+from glm5_ascend.ops.tracing import passes_errors
 
 _GROUP = "paged_cache"
 _BYTES = (torch.int8, torch.uint8)
@@ -132,6 +133,6 @@ def _read_kv_fake(
     )
 
 
-WRITE = define(WRITE_SCHEMA, _write, _write_fake)
-WRITE_KV = define(WRITE_KV_SCHEMA, _write_kv, _write_kv_fake)
-READ_KV = define(READ_KV_SCHEMA, _read_kv, _read_kv_fake)
+WRITE = define(WRITE_SCHEMA, _write, passes_errors(_write_fake))
+WRITE_KV = define(WRITE_KV_SCHEMA, _write_kv, passes_errors(_write_kv_fake))
+READ_KV = define(READ_KV_SCHEMA, _read_kv, passes_errors(_read_kv_fake))

@@ -13,6 +13,7 @@ from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Layout, Queries
 from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED, TILE
 from glm5_ascend.ops.registry import define
+from glm5_ascend.ops.tracing import passes_errors
 
 _WHERE = (
     "Tensor? block_table=None, Tensor? actual_seq_lengths_query=None, "
@@ -295,5 +296,5 @@ def _quant_fake(
     return query.new_empty((*query.shape[:-1], LATENT))
 
 
-FLOAT = define(FLOAT_SCHEMA, _float_kernel, _float_fake)
-QUANT = define(QUANT_SCHEMA, _quant_kernel, _quant_fake)
+FLOAT = define(FLOAT_SCHEMA, _float_kernel, passes_errors(_float_fake))
+QUANT = define(QUANT_SCHEMA, _quant_kernel, passes_errors(_quant_fake))
