@@ -70,7 +70,7 @@ def moe_experts(
     Args:
         x: [T, H].
         topk_weights: [T, top_k].
-        topk_ids: int [T, top_k], global expert ids; -1 is no expert.
+        topk_ids: int [T, top_k], global expert ids; a negative one is no expert.
         w13: gate rows first, [E, 2I, H] float or int8 (w8a8), int8 [E, I, H] packed (w4a8).
         w2: [E, H, I] float or int8, int8 [E, H / 2, I] packed.
         scheme: "w8a8" and "w4a8" quantise the input and the activation per token to int8.
@@ -85,7 +85,8 @@ def moe_experts(
         [T, H] in x's dtype. A token's bits depend on no other token.
 
     Raises:
-        ArgumentError: shapes that contradict each other or a missing scale.
+        ArgumentError: shapes that contradict each other, a missing scale, or an id that names no
+            expert.
         BackendUnavailable: the named backend cannot run here.
     """
     _check(x, topk_weights, topk_ids, w13, w2, scheme)

@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from glm5_ascend.ops import checks
 from glm5_ascend.ops.dispatch import load
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.norm_rope import reference
@@ -57,7 +58,12 @@ def rotary_table(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Ten
 
     The angles are F32 products, as in transformers and vLLM, so that all three agree. Tables of few
     positions are kept for the other layers of a decode step: do not write to them.
+
+    Raises:
+        ArgumentError: dim is odd.
     """
+    if dim % 2:
+        raise ArgumentError(f"dim must be even, two for each angle, not {dim}")
     if positions.device.type == "cpu" and positions.shape[0] <= _FEW:
         return _kept_table(tuple(positions.tolist()), dim, theta)
     return reference.rotary_table(positions, dim, theta)
@@ -92,6 +98,8 @@ def rotary_interleaved(
     if cos is None or sin is None:
         if positions is None or theta is None:
             raise ArgumentError("give either positions and theta, or cos and sin")
+        if positions.device != x.device:
+            checks.device("positions", positions, "x", x.device)
         cos, sin = rotary_table(positions, x.shape[-1], theta)
     if not cos.shape == sin.shape == (x.shape[0], x.shape[-1] // 2) or x.shape[-1] % 2:
         raise ArgumentError(f"cos {tuple(cos.shape)} does not fit x {tuple(x.shape)}")

@@ -130,5 +130,7 @@ def test_contradictions_are_refused() -> None:
         rotary_interleaved(x, torch.arange(3))
     with pytest.raises(ValueError, match="does not fit"):
         rotary_interleaved(x, torch.arange(4), 1e4)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="dim must be even, two for each angle, not 7"):
         rotary_interleaved(x[:, :7], torch.arange(3), 1e4)
+    with pytest.raises(ValueError, match="positions must be on the device of x, cpu, not on meta"):
+        rotary_interleaved(x, torch.arange(3, device="meta"), 1e4)
