@@ -67,7 +67,7 @@ def build(
     folder = cache_folder()
     library = folder / f"{name}-{whole}{_SUFFIX}"
     if not library.exists():
-        with _locked(folder / f"{name}-{whole}.lock", folder):
+        with locked(folder / f"{name}-{whole}.lock", folder):
             if not library.exists():
                 _make(tool, name, digests, library, flags, include)
     return library
@@ -88,17 +88,17 @@ def _make(
     def one(source: Path) -> None:
         if objects[source].exists():
             return
-        with _unfinished(objects[source]) as part:
+        with unfinished(objects[source]) as part:
             tool.compile(source, part, flags, include)
 
     with ThreadPoolExecutor(_processors()) as pool:
         list(pool.map(one, objects))
-    with _unfinished(library) as part:
+    with unfinished(library) as part:
         tool.link(list(objects.values()), part)
 
 
 @contextmanager
-def _unfinished(target: Path) -> Iterator[Path]:
+def unfinished(target: Path) -> Iterator[Path]:
     """A path in a folder of its own whose file becomes ``target``; a log stays where it failed."""
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
     part = folder / target.name
@@ -108,7 +108,7 @@ def _unfinished(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
+def locked(path: Path, folder: Path) -> Iterator[None]:
     """One process compiles, the others wait; the lock goes with its process."""
     try:
         file = path.open("w")
