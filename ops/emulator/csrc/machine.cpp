@@ -139,6 +139,7 @@ void Machine::run() {
 }
 
 void Machine::switch_point() {
+  if (ended_) return;
   CoreState& core = here();
   if ((++instructions & 1023) == 0 && seconds() > deadline_) {
     find(Class::TIMEOUT, core, -1, core.last_site, "the launch takes longer than its time limit");

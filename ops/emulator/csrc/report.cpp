@@ -86,6 +86,12 @@ std::string core_name(const CoreState& core) {
 }
 
 void Machine::check_core_end(CoreState& core) {
+  current = &core;
+  try {
+    core.finish_states();
+  } catch (const Stop&) {
+    // Its finding is in the report.
+  }
   leaks(core);
   for (int from = 0; from < PIPES; ++from) {
     for (int to = 0; to < PIPES; ++to) {
@@ -117,6 +123,7 @@ void Machine::check_core_end(CoreState& core) {
 }
 
 void Machine::check_end() {
+  ended_ = true;  // nothing switches cores from here on
   for (CoreState& core : cores) check_core_end(core);
 }
 

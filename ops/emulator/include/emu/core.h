@@ -23,18 +23,34 @@ struct Core {
   Machine* machine;
 
   // Per-core state of an instruction family (masks, atomic mode, Fixpipe registers): one T for each
-  // type T, made with T{} at the first use in a launch.
+  // type T, made with T{} at the first use in a launch. `void T::finish()`, where there is one, runs
+  // when the core has ended, and may report what the kernel left behind.
   template <class T>
   T& state() {
     static const size_t slot = next_slot();
     if (slots.size() <= slot) slots.resize(slot + 1);
-    if (!slots[slot]) slots[slot] = std::make_shared<T>();
-    return *static_cast<T*>(slots[slot].get());
+    State& state = slots[slot];
+    if (!state.value) {
+      state.value = std::make_shared<T>();
+      if constexpr (requires(T& value) { value.finish(); }) {
+        state.finish = [](void* value) { static_cast<T*>(value)->finish(); };
+      }
+    }
+    return *static_cast<T*>(state.value.get());
+  }
+  void finish_states() {
+    for (const State& state : slots) {
+      if (state.finish != nullptr) state.finish(state.value.get());
+    }
   }
 
  private:
+  struct State {
+    std::shared_ptr<void> value;
+    void (*finish)(void*) = nullptr;
+  };
   static size_t next_slot();
-  std::vector<std::shared_ptr<void>> slots;
+  std::vector<State> slots;
 };
 
 extern Core* current;
