@@ -91,7 +91,7 @@ def _make(
         with unfinished(objects[source]) as part:
             tool.compile(source, part, flags, include)
 
-    with ThreadPoolExecutor(_processors()) as pool:
+    with ThreadPoolExecutor(processors()) as pool:
         list(pool.map(one, objects))
     with unfinished(library) as part:
         tool.link(list(objects.values()), part)
@@ -124,7 +124,8 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
         yield
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
