@@ -173,6 +173,46 @@ def inspect(directory: Path, as_json: bool) -> None:
     console.emit(result.as_dict(), result.as_text(), as_json=as_json)
 
 
+@cli.command("verify", short_help="Check that an engine will load a checkpoint, and what it holds.")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option(
+    "--source", type=_DIRECTORY, help="Checkpoint that DIR was made from; compare with it."
+)
+@click.option(
+    "--for", "engine", metavar="ENGINE", help="Such as vllm-ascend==0.30; all releases without it."
+)
+@click.option("--manifest", is_flag=True, help="Compare every file with the manifest's SHA-256.")
+@click.option(
+    "--sample", type=click.IntRange(min=1), metavar="N", help="Read the values of N weights."
+)
+@click.option("--full", is_flag=True, help="Read the values of all weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def verify_checkpoint(
+    engine: str | None, sample: int | None, full: bool, as_json: bool, **options: Any
+) -> int:
+    """Check the checkpoint in DIR, made by this or another tool, for vllm-ascend.
+
+    The engine leaves what it does not find uninitialised and says nothing. This looks at names,
+    shapes, dtypes, description, index and configuration; with --sample, --full or --source also at
+    the numbers, and with --source it measures the error of each weight. ENGINE is a release or a
+    series, of which the newest known release is taken. Exit code 1 if there is an error.
+
+    \b
+    Example:
+      glm5-ascend verify GLM-5.2-w4a8 --for vllm-ascend==0.30
+      glm5-ascend verify GLM-5.2-w4a8 --source GLM-5.2 --sample 500
+    """
+    if full and sample is not None:
+        raise click.UsageError("--full and --sample exclude each other")
+    from glm5_ascend.engine_releases import find_release
+    from glm5_ascend.quant.verify import VerifyOptions, run
+
+    release = None if engine is None else find_release(engine)
+    report = run(VerifyOptions(release=release, sample=sample, full=full, **options))
+    console.emit(report.as_dict(), report.as_text(), as_json=as_json)
+    return int(report.exit_code)
+
+
 @cli.command(
     short_help="Serve a checkpoint over the OpenAI API.",
     context_settings={"ignore_unknown_options": True},

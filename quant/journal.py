@@ -7,7 +7,9 @@ costs that one file, which comes out the same again. The manifest replaces it at
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -89,17 +91,43 @@ def resumable(directory: Path) -> Journal | None:
     if document is None:
         return None
     written, weights = document.pop("written", None), document.pop("weights", None)
+    document.pop("texts", None)
     return _parse(directory, MANIFEST, document, written, weights)
 
 
-def write_manifest(journal: Journal) -> None:
-    """Write what was made from what: sizes and SHA-256 of every file of weights."""
+def write_manifest(journal: Journal, texts: Mapping[str, bytes]) -> None:
+    """Write what was made from what: job, sizes and SHA-256 of every file.
+
+    Args:
+        journal: the finished job.
+        texts: content of the files beside the weights.
+    """
+    small = {
+        name: FileRecord(len(content), hashlib.sha256(content).hexdigest())
+        for name, content in texts.items()
+    }
     document = {
         **journal.job,
         "written": journal.files,
         "weights": {name: asdict(journal.done[name]) for name in sorted(journal.done)},
+        "texts": {name: asdict(record) for name, record in sorted(small.items())},
     }
     write_text(journal.directory / MANIFEST, json.dumps(document, indent=1) + "\n")
+
+
+def read_manifest(directory: Path) -> dict[str, FileRecord] | None:
+    """Record of every file that the manifest lists; None where there is no manifest.
+
+    Raises:
+        CheckpointError: it cannot be read or is damaged.
+    """
+    document = _read(directory, MANIFEST)
+    if document is None:
+        return None
+    weights, texts = document.get("weights"), document.get("texts", {})
+    if not isinstance(weights, dict) or not isinstance(texts, dict):
+        raise DamagedRecord(directory / MANIFEST, "a part of it is missing")
+    return _records(directory / MANIFEST, {**weights, **texts})
 
 
 def owned_files(directory: Path, job: Journal) -> set[str]:
@@ -135,11 +163,16 @@ def _read(directory: Path, file: str) -> dict[str, object] | None:
 def _parse(directory: Path, file: str, job: object, files: object, done: object) -> Journal:
     if not isinstance(job, dict) or not isinstance(files, list) or not isinstance(done, dict):
         raise DamagedRecord(directory / file, "a part of it is missing")
+    records = _records(directory / file, done)
+    return Journal(directory, job, [str(name) for name in files], records)
+
+
+def _records(path: Path, entries: Mapping[str, object]) -> dict[str, FileRecord]:
     records = {}
-    for name, entry in done.items():
+    for name, entry in entries.items():
         match entry:
-            case {"bytes": int(size), "sha256": str(digest)}:
+            case {"bytes": int(size), "sha256": str(digest)} if Path(name).name == name:
                 records[name] = FileRecord(size, digest)
             case _:
-                raise DamagedRecord(directory / file, f"its entry of {name} is malformed")
-    return Journal(directory, job, [str(name) for name in files], records)
+                raise DamagedRecord(path, f"its entry of {name} is malformed")
+    return records

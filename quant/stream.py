@@ -76,6 +76,6 @@ def finish(source: Path, texts: Mapping[str, bytes], journal: Journal) -> None:
     require_unchanged(source, journal.job)
     for name, content in texts.items():
         write_bytes(journal.directory / name, content)
-    write_manifest(journal)
+    write_manifest(journal, texts)
     with refusals(f"remove {journal.directory / JOURNAL}", "remove this file"):
         (journal.directory / JOURNAL).unlink()

@@ -1,0 +1,1 @@
+"""What an engine would do with a checkpoint, from its headers and text files; no torch."""
