@@ -2,27 +2,37 @@
 
 ``python -m tools.time_decode_ops CHECKPOINT`` starts one engine in this process (CPU, eager, one
 thread) and fills its cache with a text (the standard library's argparse, unless --text names
-another) by the first backend. It decodes with each backend from that same cache and prints the
-operators' median time per step, their share of the step, and how the other backends compare with
-the first in time and tokens. Time is taken around the public functions of ``glm5_ascend.ops``, so
-it holds checks, dispatch and glue, as a user has them.
+another) by the first backend. It decodes from that same cache with each backend in turn, --rounds
+times, and prints the operators' median time per step, their share of the step, tokens per second
+from one token to the next, and how the other backends compare with the first. Time is taken around
+the public functions of ``glm5_ascend.ops``, so it holds checks, dispatch and glue, as a user has
+them. ``--record`` appends rows to ``tools/results/decode_ops.jsonl`` and fills README.md.
 
 ``--clock cpu`` counts the processor time of this thread instead of wall time, for a machine that
 is not idle; it leaves out what other threads do and adds half a microsecond per call.
+
+``--gguf FILE`` times llama.cpp's ``llama-bench`` on the same model, as its converter writes it,
+with as many tokens in the cache and one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tools import decode_report
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -37,15 +47,34 @@ ENVIRONMENT = {
 CLOCKS = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
 
 
+@dataclass
+class Steps:
+    """Nanoseconds per decode step of one backend: of operators, of the model, between tokens."""
+
+    operators: list[dict[str, int]] = field(default_factory=list)
+    models: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def operator_time(self) -> float:
+        """Median of all operators together, in microseconds."""
+        return median(sum(step.values()) for step in self.operators) / 1e3
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return 1e9 / median(self.tokens)
+
+
 class Clock:
-    """Nanoseconds per operator of the running step, and those of all finished steps."""
+    """Times the operators of the running step, and keeps what finished steps took."""
 
     def __init__(self, kind: str) -> None:
         self.read = CLOCKS[kind]
         self.now: dict[str, int] = defaultdict(int)
         self.calls: dict[str, int] = defaultdict(int)
-        self.steps: list[dict[str, int]] = []
-        self.walls: list[int] = []
+        self.steps = Steps()
+        self.last = 0
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, its time added to ``name``."""
@@ -67,17 +96,20 @@ class Clock:
             self.calls.clear()
             start = self.read()
             result = function(scheduled, *args, **kwargs)
+            spent, end = self.read() - start, self.read()
             if scheduled.total_num_scheduled_tokens == 1:
-                self.walls.append(self.read() - start)
-                self.steps.append(dict(self.now))
+                self.steps.models.append(spent)
+                self.steps.operators.append(dict(self.now))
+                if self.last:
+                    self.steps.tokens.append(end - self.last)
+                self.last = end
             return result
 
         return wrapper
 
-    def reset(self) -> None:
-        """Forget the finished steps."""
-        self.steps.clear()
-        self.walls.clear()
+    def count(self, steps: Steps) -> None:
+        """Add what comes to ``steps``."""
+        self.steps, self.last = steps, 0
 
 
 def instrument(clock: Clock) -> None:
@@ -145,18 +177,35 @@ def compare(backend: str, tokens: list[int], wanted: list[int], leads: list[floa
     return f"{backend}: all {len(wanted)} tokens are the same"
 
 
-def report(backend: str, clock: Clock) -> float:
-    """Print one backend's table; the operators' median time per step in microseconds."""
-    totals = [sum(step.values()) / 1e3 for step in clock.steps]
-    wall = median(clock.walls) / 1e3
+def report(backend: str, clock: Clock) -> None:
+    """Print one backend's table."""
+    steps = clock.steps
     each = {
-        name: median(step.get(name, 0) / 1e3 for step in clock.steps) for name in clock.steps[-1]
+        name: median(step.get(name, 0) for step in steps.operators) / 1e3
+        for name in steps.operators[-1]
     }
-    print(f"{backend}: {len(totals)} steps, load {os.getloadavg()[0]:.2f}")
+    print(f"{backend}: {len(steps.operators)} steps, load {os.getloadavg()[0]:.2f}")
     for name, spent in sorted(each.items(), key=lambda item: -item[1]):
         print(f"  {name:28}{clock.calls[name]:4} calls{spent:10.1f} us")
-    print(f"  operators {median(totals):.1f} us of a model step of {wall:.1f} us")
-    return median(totals)
+    print(
+        f"  operators {steps.operator_time:.1f} us of a model step of "
+        f"{median(steps.models) / 1e3:.1f} us; {steps.rate:.1f} tokens/s end to end"
+    )
+
+
+def llama_rate(gguf: Path | None, context: int, steps: int) -> float | str:
+    """Tokens per second of llama.cpp on one thread, or why there are none."""
+    tool = shutil.which("llama-bench")
+    if tool is None:
+        return "llama-bench is not on PATH"
+    if gguf is None:
+        return "--gguf names no file for it"
+    command = [tool, "-m", str(gguf), "-t", "1", "-p", "0", "-n", str(steps), "-d", str(context)]
+    done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+        return f"llama-bench cannot run {gguf.name}: {' '.join(lines[:1]) or done.returncode}"
+    return float(json.loads(done.stdout)[0]["avg_ts"])
 
 
 def main() -> None:
@@ -169,7 +218,12 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is counted [wall]")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--backend", action="append", help="repeatable [reference, cpu]")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each backend [3]")
+    parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp's llama-bench")
+    parser.add_argument("--record", action="store_true", help="keep the rows, fill README.md")
     options = parser.parse_args()
+    if not (options.checkpoint / "config.json").is_file():
+        parser.error(f"{options.checkpoint} is no checkpoint: it has no config.json")
     backends = options.backend or ["reference", "cpu"]
     os.environ.update(ENVIRONMENT)
     os.environ["GLM5_ASCEND_OP_BACKEND"] = backends[0]
@@ -181,15 +235,43 @@ def main() -> None:
     runner.execute_model = clock.step(runner.execute_model)
     prompt = read_prompt(options.checkpoint, options.text, options.context)
     decode(llm, prompt, 2)
-    spent, outputs = [], []
-    for backend in backends:
-        os.environ["GLM5_ASCEND_OP_BACKEND"] = backend
-        clock.reset()
-        outputs.append(decode(llm, prompt, options.steps))
-        spent.append(report(backend, clock))
-    for backend, (tokens, _), time_of in zip(backends[1:], outputs[1:], spent[1:], strict=True):
-        print(f"{backend} / {backends[0]} = {time_of / spent[0]:.3f}")
-        print(compare(backend, tokens, *outputs[0]))
+    spent = {backend: Steps() for backend in backends}
+    outputs = {}
+    for turn in range(options.rounds):
+        for backend, steps in spent.items():
+            os.environ["GLM5_ASCEND_OP_BACKEND"] = backend
+            clock.count(steps)
+            outputs[backend] = decode(llm, prompt, options.steps)
+            if turn == options.rounds - 1:
+                report(backend, clock)
+    first = backends[0]
+    same = {name: compare(name, tokens, *outputs[first]) for name, (tokens, _) in outputs.items()}
+    for backend in backends[1:]:
+        time_of, gain = (
+            spent[backend].operator_time / spent[first].operator_time,
+            spent[backend].rate / spent[first].rate,
+        )
+        print(f"{backend} / {first}: operators {time_of:.3f} of the time, {gain:.2f}x the tokens/s")
+        print(same[backend])
+    llama = llama_rate(options.gguf, options.context, options.steps)
+    print(f"llama.cpp: {llama if isinstance(llama, str) else f'{llama:.1f} tokens/s'}")
+    if options.record:
+        rows = [
+            {
+                "checkpoint": options.checkpoint.name,
+                "backend": backend,
+                "context": options.context,
+                "dtype": options.dtype,
+                "clock": options.clock,
+                "operators_us": round(steps.operator_time, 1),
+                "tokens_per_second": round(steps.rate, 2),
+                "steps": len(steps.operators),
+                "same": same[backend],
+                "llama_cpp": llama,
+            }
+            for backend, steps in spent.items()
+        ]
+        decode_report.record(["python", "-m", "tools.time_decode_ops", *sys.argv[1:]], rows)
 
 
 if __name__ == "__main__":
