@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "g5_vec.h"
 
@@ -14,28 +15,36 @@ struct KeyRows {
   const int32_t* table;
   int64_t block_size;
 
-  int64_t row(int64_t position) const {
-    if (table == nullptr) return first + position;
-    return int64_t(table[position / block_size]) * block_size + position % block_size;
-  }
+};
 
-  // How many keys from `position` on are neighbours at least.
-  int64_t run(int64_t position) const {
-    return table == nullptr ? INT64_MAX : block_size - position % block_size;
-  }
+// Follows positions that grow: the row of each, and how many keys from it on are neighbours. Divides
+// once per block only.
+class Walk {
+ public:
+  explicit Walk(const KeyRows& rows) : rows_(rows), end_(rows.table == nullptr ? INT64_MAX : 0) {}
 
-  // Whether n <= block_size keys from `position` on are neighbours in memory.
-  bool together(int64_t position, int64_t n) const {
-    if (table == nullptr) return true;
-    const int64_t block = position / block_size, last = (position + n - 1) / block_size;
-    return block == last || table[last] == table[block] + 1;
+  int64_t row(int64_t position) {
+    if (position >= end_ || position < begin_) find(position);
+    return (rows_.table == nullptr ? rows_.first : base_ - begin_) + position;
   }
+  int64_t left(int64_t position) const { return end_ - position; }
+
+ private:
+  void find(int64_t position) {
+    if (rows_.table == nullptr) return;
+    const int64_t block = position / rows_.block_size;
+    begin_ = block * rows_.block_size;
+    end_ = begin_ + rows_.block_size;
+    base_ = rows_.table[block] * rows_.block_size;
+  }
+  const KeyRows& rows_;
+  int64_t begin_ = 0, end_, base_ = 0;
 };
 
 // Numbers of a key or query head as the lanes want them.
 template <class To, class From>
 G5_INLINE void convert(const From* from, To* to, int64_t n) {
-  if constexpr (sizeof(To) == sizeof(From) && sizeof(To) < 4) {
+  if constexpr (std::is_same_v<To, From> && sizeof(To) < 4) {
     std::memcpy(to, from, size_t(n) * sizeof(To));
   } else if constexpr (sizeof(From) == 1) {
     for (int64_t i = 0; i < n; i++) to[i] = To(from[i]);
@@ -63,25 +72,20 @@ struct TileKeys {
 // `keys` keys from `position` on, of which the last ones may be missing (then zeros). They are
 // copied to `copy` [keys][padded(dim)] where the tile cannot read them in place.
 template <class Key, class Stored>
-TileKeys<Key> fetch(const KeyRows& rows, int64_t position, int64_t present, int64_t keys,
-                    Key* copy) {
+TileKeys<Key> fetch(const KeyRows& rows, Walk& walk, int64_t position, int64_t present,
+                    int64_t keys, Key* copy) {
   const Stored* stored = reinterpret_cast<const Stored*>(rows.base);
   const int64_t width = padded<Key>(rows.dim);
-  if constexpr (sizeof(Key) == sizeof(Stored)) {
-    const bool whole = present == keys && width == rows.dim;
-    if (whole && rows.together(position, keys))
-      return {reinterpret_cast<const Key*>(stored + rows.row(position) * rows.stride), rows.stride};
+  if constexpr (std::is_same_v<Key, Stored>) {
+    const int64_t row = walk.row(position);
+    if (present == keys && width == rows.dim && walk.left(position) >= keys)
+      return {stored + row * rows.stride, rows.stride};
   }
   for (int64_t j = 0; j < keys; j++) {
     Key* to = copy + j * width;
     const int64_t filled = j < present ? rows.dim : 0;
-    std::memset(to + filled, 0, size_t(width - filled) * sizeof(Key));
-    if (j >= present) continue;
-    const Stored* from = stored + rows.row(position + j) * rows.stride;
-    const char* later = reinterpret_cast<const char*>(from + keys * rows.stride);
-    for (int64_t i = 0; i < rows.dim * int64_t(sizeof(Stored)); i += 64)
-      __builtin_prefetch(later + i);
-    convert(from, to, rows.dim);
+    if (filled < width) std::memset(to + filled, 0, size_t(width - filled) * sizeof(Key));
+    if (filled > 0) convert(stored + walk.row(position + j) * rows.stride, to, rows.dim);
   }
   return {copy, width};
 }

@@ -145,10 +145,8 @@ class Indexer {
         error_ = NO_MEMORY;
         return;
       }
-      const Workspace<typename L::Key> work(raw);
-      for (int64_t c = begin; c < end; c++)
-        score_chunk<L, Stored>(keys, call_.key_scales, panels.data(), tokens, shape_, c * CHUNK,
-                               most, scores, row, work);
+      Scorer<L, Stored> scorer(keys, call_.key_scales, panels, shape_, most, scores, row, raw);
+      for (int64_t c = begin; c < end; c++) scorer.chunk(c * CHUNK);
     };
     const int64_t chunks = row / CHUNK;
     if (split)

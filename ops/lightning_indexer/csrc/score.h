@@ -10,37 +10,19 @@ namespace g5 {
 constexpr int CHUNK = 48;
 static_assert(CHUNK % KEYS == 0 && CHUNK % W == 0, "chunks are whole tiles and vectors");
 
-// The sums of the W partial sums of W keys.
-#if G5_AVX512
-inline F reduce(const float* partial) {
-  const auto halves = [&](int a, int b) {
-    const F x = load(partial + a * W), y = load(partial + b * W);
-    return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xee);
-  };
-  const auto quarters = [&](int a) {
-    const F x = halves(a, a + 4), y = halves(a + 8, a + 12);
-    return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
-  };
-  const auto pairs = [&](int a) {
-    const F x = quarters(a), y = quarters(a + 1);
-    return _mm512_castps_pd(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
-  };
-  const __m512d x = pairs(0), y = pairs(2);
-  return _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-}
-#else
-inline F reduce(const float* partial) {
-  F total;
-  for (int j = 0; j < W; j++) total[j] = sum(load(partial + j * W));
-  return total;
-}
-#endif
-
 // Factor of every key's score (int8 only): one number per key row.
 struct KeyScales {
   const void* data;
   int dtype;
   int64_t stride;
+
+  // Asks for the factors of a row and of the last of a tile that begins there.
+  void ask(int64_t row, int64_t keys) const {
+    const int64_t size = dtype == F32 ? 4 : 2;
+    const char* from = static_cast<const char*>(data) + row * stride * size;
+    __builtin_prefetch(from);
+    __builtin_prefetch(from + (std::min<int64_t>(keys, KEYS) - 1) * stride * size);
+  }
 
   // Factors of n neighbouring rows.
   void read(int64_t row, int64_t n, float* out) const {
@@ -66,13 +48,13 @@ struct KeyScales {
 template <class Key>
 struct Workspace {
   Key* copy;       // [CHUNK][padded(dim)]
-  float* partial;  // [CHUNK][W]
+  float* partial;  // [CHUNK / W][SUMMANDS][W]
 
   static size_t bytes(int64_t dim) {
-    return CHUNK * (W * sizeof(float) + size_t(padded<Key>(dim)) * sizeof(Key));
+    return CHUNK * (SUMMANDS * sizeof(float) + size_t(padded<Key>(dim)) * sizeof(Key));
   }
   Workspace(void* memory) : partial(static_cast<float*>(memory)) {
-    copy = reinterpret_cast<Key*>(partial + CHUNK * W);
+    copy = reinterpret_cast<Key*>(partial + CHUNK * SUMMANDS);
   }
 };
 
@@ -90,41 +72,79 @@ G5_INLINE void score_tile(const Panel& panel, const TileKeys<typename L::Key>& k
   }
 }
 
-// scores[t][position ...] of every panel for the chunk of keys from `position` on, which is cut off
-// at `end`. Rows of scores are `row` apart and hold whole chunks. A score of NaN is written as
-// minus infinity.
+// How many tiles before they are needed keys are asked for. Memory answers within the time of one or
+// two tiles; all that is asked for has to stay in the first-level cache.
+constexpr int64_t AHEAD = 4;
+
+// Scores a range of chunks. `scores` [tokens][row] holds whole chunks, of which the keys from `end`
+// on do not exist. A score of NaN is written as minus infinity.
 template <class L, class Stored>
-void score_chunk(const KeyRows& rows, const KeyScales* scales, const Panel* panels, int64_t tokens,
-                 const PanelShape& shape, int64_t position, int64_t end, float* scores, int64_t row,
-                 const Workspace<typename L::Key>& work) {
+class Scorer {
+ public:
   using Key = typename L::Key;
-  TileKeys<Key> tiles[CHUNK / KEYS + 1];
-  int64_t used = 0;
-  for (; used < CHUNK / KEYS && position + used * KEYS < end; used++) {
-    const int64_t first = position + used * KEYS, present = std::min<int64_t>(KEYS, end - first);
-    Key* copy = work.copy + used * KEYS * shape.width;
-    tiles[used] = fetch<Key, Stored>(rows, first, present, KEYS, copy);
-  }
-  // What follows the last tile is most likely what follows it in memory.
-  tiles[used] = tiles[used - 1];
-  tiles[used].data += KEYS * tiles[used].stride;
-  float factor[CHUNK] = {};
-  if (scales != nullptr)
-    for (int64_t j = 0, n; j < CHUNK && position + j < end; j += n) {
-      n = std::min(CHUNK - j, std::min(end - position - j, rows.run(position + j)));
-      scales->read(rows.row(position + j), n, factor + j);
+
+  Scorer(const KeyRows& rows, const KeyScales* scales, const std::vector<Panel>& panels,
+         const PanelShape& shape, int64_t end, float* scores, int64_t row, void* memory)
+      : rows_(rows), here_(rows), ahead_(rows), scales_(scales), panels_(panels), shape_(shape),
+        end_(end), scores_(scores), row_(row), work_(memory) {}
+
+  // The chunk of keys from `position` on.
+  void chunk(int64_t position) {
+    TileKeys<Key> tiles[CHUNK / KEYS];
+    int64_t used = 0;
+    for (int64_t at = position; used < CHUNK / KEYS && at < end_; used++, at += KEYS)
+      tiles[used] = fetch<Key, Stored>(rows_, here_, at, std::min<int64_t>(KEYS, end_ - at), KEYS,
+                                       work_.copy + used * KEYS * shape_.width);
+    float factor[CHUNK] = {};
+    if (scales_ != nullptr)
+      for (int64_t j = 0, n; j < CHUNK && position + j < end_; j += n) {
+        const int64_t row = here_.row(position + j);
+        n = std::min({CHUNK - j, end_ - position - j, here_.left(position + j)});
+        scales_->read(row, n, factor + j);
+      }
+    for (size_t t = 0; t < panels_.size(); t++) {
+      for (int64_t i = 0; i < used; i++) {
+        const bool last = t + 1 == panels_.size();
+        const void* ahead = last ? ask(position + (i + AHEAD) * KEYS, tiles[i]) : tiles[i].data;
+        score_tile<L>(panels_[t], tiles[i], shape_.steps, work_.partial + i * KEYS * SUMMANDS, ahead);
+      }
+      float* out = scores_ + int64_t(t) * row_ + position;
+      for (int64_t j = 0; j < CHUNK; j += W) {
+        F total = reduce(work_.partial + j * SUMMANDS);
+        if (scales_ != nullptr) total *= load(factor + j);
+        store(out + j, total == total ? total : splat(-__builtin_inff()));
+      }
     }
-  for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t i = 0; i < used; i++)
-      score_tile<L>(panels[t], tiles[i], shape.steps, work.partial + i * KEYS * W,
-                    tiles[i + 1].data);
-    float* out = scores + t * row + position;
-    for (int64_t j = 0; j < CHUNK; j += W) {
-      F total = reduce(work.partial + j * W);
-      if (scales != nullptr) total *= load(factor + j);
-      store(out + j, total == total ? total : splat(-__builtin_inff()));
-    }
   }
-}
+
+ private:
+  // Where the tile of keys from `position` on begins in memory, for the kernel to ask for it as it
+  // goes. Asks at once for keys that do not follow there, and for scales.
+  const void* ask(int64_t position, const TileKeys<Key>& now) {
+    if (position + KEYS > end_) return now.data;
+    const int64_t row = ahead_.row(position), n = ahead_.left(position);
+    const char* begin = rows_.base + row * rows_.stride * int64_t(sizeof(Stored));
+    if (scales_ != nullptr) scales_->ask(row, n);
+    for (int64_t j = n; j < KEYS; j++) ask_key(ahead_.row(position + j), j == n);
+    return begin;
+  }
+
+  void ask_key(int64_t row, bool first) {
+    constexpr int64_t size = sizeof(Stored), LINE = 64;
+    const char* key = rows_.base + row * rows_.stride * size;
+    for (int64_t i = 0; i < rows_.dim * size; i += LINE) __builtin_prefetch(key + i);
+    if (first && scales_ != nullptr) scales_->ask(row, KEYS);
+  }
+
+  const KeyRows& rows_;
+  Walk here_, ahead_;
+  const KeyScales* scales_;
+  const std::vector<Panel>& panels_;
+  const PanelShape& shape_;
+  const int64_t end_;
+  float* const scores_;
+  const int64_t row_;
+  const Workspace<Key> work_;
+};
 
 }  // namespace g5

@@ -61,6 +61,15 @@ using IntLanes = F32Lanes;
 constexpr int KEYS = 4, VECTORS = 2;
 #endif
 
+// The vectors that tile() leaves for W keys, to be added across their lanes.
+constexpr int SUMMANDS = W;
+
+G5_INLINE F reduce(const float* partial) {
+  F total;
+  for (int j = 0; j < W; j++) total[j] = sum(load(partial + j * W));
+  return total;
+}
+
 // partial[j] = (first ? 0 : partial[j]) + sum_v weights[v] * relu(query[v] . key[j]) for KEYS keys,
 // `stride` Keys apart. `ahead` is where a later tile lies in memory.
 template <class L, int V>

@@ -84,26 +84,29 @@ struct IntLanes {
 #define G5_RELU_INT(a, mask)                                          \
   "vpmaxsd %%zmm" a ", %%zmm26, %%zmm" a "%{%%" mask "%}%{z%}\n\t"    \
   "vcvtdq2ps %%zmm" a ", %%zmm" a "\n\t"
-#define G5_WEIGH1(RELU, at, t, a, b)                                  \
-  RELU(a, "k1") "vmovaps " at "(%[partial]), %%zmm" t "%{%%k3%}%{z%}\n\t"          \
-  "vfmadd231ps %%zmm" a ", %%zmm24, %%zmm" t "\n\t"                   \
-  "vmovaps %%zmm" t ", " at "(%[partial])\n\t"
-#define G5_WEIGH2(RELU, at, t, a, b)                                              \
-  RELU(a, "k1") RELU(b, "k2") "vmovaps " at "(%[partial]), %%zmm" t "%{%%k3%}%{z%}\n\t" \
-  "vfmadd231ps %%zmm" a ", %%zmm24, %%zmm" t "\n\t"                               \
-  "vfmadd231ps %%zmm" b ", %%zmm25, %%zmm" t "\n\tvmovaps %%zmm" t ", " at "(%[partial])\n\t"
+#define G5_WEIGH1(RELU, a, b) RELU(a, "k1") "vmulps %%zmm" a ", %%zmm24, %%zmm" a "\n\t"
+#define G5_WEIGH2(RELU, a, b)                                                       \
+  RELU(a, "k1") RELU(b, "k2") "vmulps %%zmm" a ", %%zmm24, %%zmm" a "\n\t"           \
+  "vfmadd231ps %%zmm" b ", %%zmm25, %%zmm" a "\n\t"
+// The sixteen terms of each of four keys, in every second register, become four.
+#define G5_ADD(UNPACK, a, b, to)                                                    \
+  UNPACK("l", a, b, "27") UNPACK("h", a, b, "28") "vaddps %%zmm27, %%zmm28, %%zmm" to "\n\t"
+#define G5_UNPACK_PS(half, a, b, to) "vunpck" half "ps %%zmm" b ", %%zmm" a ", %%zmm" to "\n\t"
+#define G5_UNPACK_PD(half, a, b, to) "vunpck" half "pd %%zmm" b ", %%zmm" a ", %%zmm" to "\n\t"
+#define G5_FOUR(WEIGH, RELU, at, a, b, c, d, e, f, g, h)                            \
+  WEIGH(RELU, a, b) WEIGH(RELU, c, d) WEIGH(RELU, e, f) WEIGH(RELU, g, h)           \
+  G5_ADD(G5_UNPACK_PS, a, c, a) G5_ADD(G5_UNPACK_PS, e, g, e)                       \
+  G5_ADD(G5_UNPACK_PD, a, e, a)                                                     \
+  "vmovaps " at "(%[partial]), %%zmm29%{%%k3%}%{z%}\n\t"                            \
+  "vaddps %%zmm29, %%zmm" a ", %%zmm" a "\n\tvmovaps %%zmm" a ", " at "(%[partial])\n\t"
+#define G5_FINISH(WEIGH, RELU)                                                      \
+  G5_FOUR(WEIGH, RELU, "0", "0", "1", "2", "3", "4", "5", "6", "7")                 \
+  G5_FOUR(WEIGH, RELU, "64", "8", "9", "10", "11", "12", "13", "14", "15")          \
+  G5_FOUR(WEIGH, RELU, "128", "16", "17", "18", "19", "20", "21", "22", "23")
 
 #define G5_TWELVE(DO)                                                       \
-  DO("0", "27", "0", "1") DO("64", "28", "2", "3") DO("128", "29", "4", "5")          \
-  DO("192", "27", "6", "7") DO("256", "28", "8", "9") DO("320", "29", "10", "11")     \
-  DO("384", "27", "12", "13") DO("448", "28", "14", "15") DO("512", "29", "16", "17") \
-  DO("576", "27", "18", "19") DO("640", "28", "20", "21") DO("704", "29", "22", "23")
-#define G5_ZERO(at, t, a, b) G5_BEGIN_AT_ZERO(a, b)
-#define G5_START(at, t, a, b) G5_BEGIN_AT_START(a, b)
-#define G5_FINISH_F1(at, t, a, b) G5_WEIGH1(G5_RELU_F32, at, t, a, b)
-#define G5_FINISH_F2(at, t, a, b) G5_WEIGH2(G5_RELU_F32, at, t, a, b)
-#define G5_FINISH_I1(at, t, a, b) G5_WEIGH1(G5_RELU_INT, at, t, a, b)
-#define G5_FINISH_I2(at, t, a, b) G5_WEIGH2(G5_RELU_INT, at, t, a, b)
+  DO("0", "1") DO("2", "3") DO("4", "5") DO("6", "7") DO("8", "9") DO("10", "11")   \
+  DO("12", "13") DO("14", "15") DO("16", "17") DO("18", "19") DO("20", "21") DO("22", "23")
 
 #define G5_CLEAR "vpxord %%zmm26, %%zmm26, %%zmm26\n\t"
 #define G5_WEIGHTS                                                            \
@@ -111,7 +114,7 @@ struct IntLanes {
   "vmovaps (%[weights]), %%zmm24\n\tvmovaps %c[second](%[weights]), %%zmm25\n\t"
 #define G5_PREPARE_FLIP                                                       \
   "vmovaps (%[start]), %%zmm24\n\tvmovaps %c[second](%[start]), %%zmm25\n\t"  \
-  G5_TWELVE(G5_START) "vpbroadcastd %[flip], %%zmm26\n\t"
+  G5_TWELVE(G5_BEGIN_AT_START) "vpbroadcastd %[flip], %%zmm26\n\t"
 
 #define G5_TILE(BEGIN, LOOP, FINISH)                                                           \
   asm volatile(BEGIN LOOP G5_WEIGHTS FINISH                                                    \
@@ -130,6 +133,19 @@ constexpr bool is_f32 = sizeof(typename L::Key) == 4;
 template <class L>
 constexpr bool is_bf16 = sizeof(typename L::Key) == 2;
 
+// The lanes in which tile() leaves the terms of neighbouring keys that are still to be added: four
+// of each of four keys side by side. W keys take the room of `SUMMANDS` vectors.
+constexpr int SUMMANDS = 4;
+
+G5_INLINE F reduce(const float* partial) {
+  const auto halves = [&](int i) {
+    const F x = load(partial + i * W), y = load(partial + (i + 1) * W);
+    return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xee);
+  };
+  const F x = halves(0), y = halves(2);
+  return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
+}
+
 // As in tile.h; `steps` must be a multiple of 4. `ahead` is where a later tile lies in memory.
 template <class L, int V>
 void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t steps, bool first,
@@ -142,17 +158,17 @@ void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t st
   const uint16_t old = first ? 0 : 0xffff;
   const uint32_t flip = 0x80808080;
   if constexpr (is_f32<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_F32), G5_TWELVE(G5_FINISH_F1));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_F32), G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_f32<L>)
-    G5_TILE(G5_TWELVE(G5_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_F32), G5_TWELVE(G5_FINISH_F2));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_F32), G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (is_bf16<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_BF16), G5_TWELVE(G5_FINISH_F1));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_BF16), G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_bf16<L>)
-    G5_TILE(G5_TWELVE(G5_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16), G5_TWELVE(G5_FINISH_F2));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16), G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (V == 1)
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I1));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_FLIPPED, G5_DOT_INT8), G5_FINISH(G5_WEIGH1, G5_RELU_INT));
   else
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_FLIPPED, G5_DOT_INT8), G5_TWELVE(G5_FINISH_I2));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_FLIPPED, G5_DOT_INT8), G5_FINISH(G5_WEIGH2, G5_RELU_INT));
 }
 
 }  // namespace g5

@@ -32,10 +32,10 @@ FAULTS = {
     ),
     "blocks-in-order": (
         "keys.h",
-        "int64_t(table[position / block_size]) * block_size",
-        "int64_t(position / block_size) * block_size",
+        "rows_.table[block] * rows_.block_size",
+        "block * rows_.block_size",
     ),
-    "key-scale-forgotten": ("score.h", "if (scales != nullptr) total *=", "if (false) total *="),
+    "key-scale-forgotten": ("score.h", "if (scales_ != nullptr) total *=", "if (false) total *="),
 }
 PROBLEMS = (*SCORED, *EXACT, *DISTRIBUTIONS)
 
