@@ -50,8 +50,9 @@ def markdown(rows: Sequence[Row]) -> str:
         "",
         f"The small model as {first['checkpoint']} inside vLLM, {first['dtype']}, "
         f"{first['context']} tokens in the cache, one request, one thread, the backends in turns in"
-        f" one process; medians of {first['steps']} steps{clock}; tokens/s from one token to the next. Measured on"
-        f" {first['hardware']}, {first['date'][:10]}, {versions}, commit {first['commit'][:12]}"
+        f" one process; medians of {first['steps']} steps{clock}; tokens/s from one token to the"
+        f" next. Measured on {first['hardware']}, {first['date'][:10]}, {versions},"
+        f" commit {first['commit'][:12]}"
         f"{' with local changes' if first['dirty'] else ''}; every number is a row of"
         f" `tools/results/{ROWS.name}`, made by `{first['command']}`.",
     ]
