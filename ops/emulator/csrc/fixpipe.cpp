@@ -200,7 +200,7 @@ void fixpipe(const char* api, Range dst, Range src, const Range* scales, const F
     if (!check(in, call, dst.mem, scales, *kind)) return;
     run(in, dst, src, scales, call, *kind);
   }
-  for (const Range& part : parts) unit_done(part, true, call.unit_flag);
+  for (const Range& part : parts) unit_done(part, true, call.unit_flag, api, at);
 }
 
 }  // namespace emu

@@ -96,7 +96,7 @@ void mmad(Range c, Range a, Range b, const Range* bias, Number bias_type, const 
     in.work(Work::cube(call.m, call.n, call.k, kind->cost));
     compute(in, c, a, b, bias, call, *kind);
   }
-  if (flags) unit_done(c, false, call.unit_flag);
+  if (flags) unit_done(c, false, call.unit_flag, "Mmad", at);
 }
 
 }  // namespace emu

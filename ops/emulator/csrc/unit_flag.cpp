@@ -1,95 +1,90 @@
 #include "emu/cube.h"
 #include "emu/instruction.h"
 #include "machine.h"
+#include "snapshot.h"
 
 namespace emu {
 namespace {
 
-constexpr uint64_t UNIT = 512;
+constexpr uint64_t BYTES = 512;  // of L0C, which share a flag
 
-struct Unit {
+struct Flag {
   bool filled = false;
-  std::shared_ptr<const Snapshot> last;  // of the pipe that set or left the bit
+  uint32_t site = 0;                     // of the Mmad that set it
+  std::shared_ptr<const Snapshot> last;  // of the pipe that set or left it
 };
 
 struct UnitFlags {
-  std::vector<Unit> units = std::vector<Unit>(capacity(Mem::L0C) / UNIT);
+  std::vector<Flag> flags = std::vector<Flag>(capacity(Mem::L0C) / BYTES);
   bool used = false;
+
+  // What the kernel leaves set makes the next one wait forever.
+  void finish() {
+    for (size_t i = 0; i < flags.size(); i++) {
+      if (!flags[i].filled) continue;
+      here().machine->find(Class::EVENT_PAIR, here(), static_cast<int>(Pipe::M), flags[i].site,
+                           "unitFlag is left set: no Fixpipe with unitFlag 3 took the result",
+                           {Mem::L0C, i * BYTES, true, nullptr});
+      return;
+    }
+  }
 };
 
 struct Part {
   uint64_t first, end;
 };
 
-// Everything that `pipe` has issued.
-Snapshot snapshot(Pipe pipe) {
-  const Lane& lane = here().lane(pipe);
-  Snapshot now{lane.clock, lane.time};
-  now.clock.known[static_cast<int>(pipe)] = lane.ticks;
-  return now;
-}
-
-void join(Pipe pipe, const Snapshot& earlier) {
-  Lane& lane = here().lane(pipe);
-  lane.clock.join(earlier.clock);
-  lane.time = std::max(lane.time, earlier.time);
-}
-
-Part part_of(const Range& c, const UnitFlags& flags) {
-  const uint64_t end = (c.address + c.bytes + UNIT - 1) / UNIT;
-  return {c.address / UNIT, std::min<uint64_t>(end, flags.units.size())};
-}
-
-void complain(const char* api, Pipe pipe, At at, const char* why, uint64_t unit) {
-  Instruction in(api, pipe, at);
-  in.report(Class::EVENT_PAIR, "unitFlag of L0C + 0x%llx: %s",
-            static_cast<unsigned long long>(unit * UNIT), why);
+Part part_of(const Range& c, const UnitFlags& all) {
+  const uint64_t end = (c.address + c.bytes + BYTES - 1) / BYTES;
+  return {c.address / BYTES, std::min<uint64_t>(end, all.flags.size())};
 }
 
 const char* misuse(bool fixpipe, bool filled, int flag) {
   if (flag == 0 && filled)
-    return "set by a Mmad with unitFlag 3, but this has unitFlag 0";
+    return "unitFlag was set by a Mmad with 3, but this instruction has 0";
   if (flag != 0 && filled && !fixpipe)
-    return "still set, since no Fixpipe with unitFlag 3 took the last result";
+    return "unitFlag is still set: no Fixpipe with 3 took the last result";
   if (flag != 0 && !filled && fixpipe)
-    return "not set by a Mmad with unitFlag 3, so Fixpipe waits forever";
+    return "unitFlag is not set by a Mmad with 3: Fixpipe waits forever";
   return nullptr;
 }
 
 }  // namespace
 
 void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at) {
-  UnitFlags& flags = core().state<UnitFlags>();
-  if (flag == 0 && !flags.used) return;
-  flags.used = true;
+  UnitFlags& all = core().state<UnitFlags>();
+  if (flag == 0 && !all.used) return;
+  all.used = true;
   const Pipe pipe = fixpipe ? Pipe::FIX : Pipe::M;
-  const Part part = part_of(c, flags);
-  const char* why = nullptr;
-  uint64_t where = 0;
+  const Part part = part_of(c, all);
+  bool told = false;
   const Snapshot* joined = nullptr;
   for (uint64_t i = part.first; i < part.end; i++) {
-    const Unit& unit = flags.units[i];
-    if (why == nullptr) {
-      why = misuse(fixpipe, unit.filled, flag);
-      where = i;
+    const Flag& unit = all.flags[i];
+    const char* why = misuse(fixpipe, unit.filled, flag);
+    if (why != nullptr && !told) {
+      told = true;
+      here().machine->find(Class::EVENT_PAIR, here(), static_cast<int>(pipe),
+                           here().machine->site(api, at), why, {Mem::L0C, i * BYTES, true, nullptr});
     }
     if (flag != 0 && unit.last && unit.last.get() != joined) {
       joined = unit.last.get();
-      join(pipe, *joined);
+      join(here(), pipe, *joined, 0);
     }
   }
-  if (why != nullptr) complain(api, pipe, at, why, where);
 }
 
-void unit_done(Range c, bool fixpipe, int flag) {
+void unit_done(Range c, bool fixpipe, int flag, const char* api, At at) {
   if (flag == 0) return;
-  UnitFlags& flags = core().state<UnitFlags>();
-  const Part part = part_of(c, flags);
-  const auto now = std::make_shared<const Snapshot>(snapshot(fixpipe ? Pipe::FIX : Pipe::M));
+  UnitFlags& all = core().state<UnitFlags>();
+  const Part part = part_of(c, all);
+  const Snapshot now = completed(here(), fixpipe ? Pipe::FIX : Pipe::M);
+  const auto shared = std::make_shared<const Snapshot>(now);
   for (uint64_t i = part.first; i < part.end; i++) {
-    Unit& unit = flags.units[i];
+    Flag& unit = all.flags[i];
     if (flag == 3) unit.filled = !fixpipe;
-    unit.last = now;
+    unit.site = here().machine->site(api, at);
+    unit.last = shared;
   }
 }
 

@@ -73,6 +73,6 @@ void copy_from_l0c(Range dst, Range src, Fixpipe call, At at);
 // the bit. An instruction that would wait for one that the kernel has not issued before it is
 // reported as EVENT-PAIR, and so is a Mmad or Fixpipe with unitFlag 0 where the bit is 1.
 void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at);
-void unit_done(Range c, bool fixpipe, int flag);
+void unit_done(Range c, bool fixpipe, int flag, const char* api, At at);
 
 }  // namespace emu
