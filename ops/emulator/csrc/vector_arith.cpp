@@ -60,7 +60,7 @@ T apply(T a, T b, T d) {
   } else if constexpr (op == Op::Sqrt) {
     return std::sqrt(a);
   } else if constexpr (op == Op::Rsqrt) {
-    return 1 / std::sqrt(a);
+    return static_cast<T>(1 / std::sqrt(static_cast<double>(a)));
   } else if constexpr (op == Op::Reciprocal) {
     return 1 / a;
   } else if constexpr (op == Op::Abs) {
@@ -106,6 +106,21 @@ void plain(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar
   }
 }
 
+// x cut to float, with the last bit set where bits were cut off: rounding that to half gives x rounded
+// to half once. A product of halves plus a half is exact in double, as far as half reaches.
+float cut(double x) {
+  const float nearest = static_cast<float>(x);
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (nearest != x && !is_nan(x)) bits = (bits - (std::fabs(static_cast<double>(nearest)) > std::fabs(x))) | 1;
+  return std::bit_cast<float>(bits);
+}
+
+// The lanes of an accumulation in half.
+template <Op op>
+float rounded_later(float a, float b, float d) {
+  return cut(apply<op, double>(a, b, d));
+}
+
 // Half sources; the destination is half, or float where Wide is set.
 template <Op op, bool Wide>
 void halves(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar, std::size_t n) {
@@ -119,9 +134,11 @@ void halves(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scala
     if constexpr (has_second(op)) widen(y + start, right, part);
     if constexpr (accumulates(op) && !Wide) widen(reinterpret_cast<uint16_t*>(d) + start, to, part);
 #pragma GCC ivdep
-    for (std::size_t i = 0; i < part; i++)
-      out[i] = apply<op, float>(left[i], has_scalar(op) ? s : has_second(op) ? right[i] : 0.0f,
-                                accumulates(op) ? out[i] : 0.0f);
+    for (std::size_t i = 0; i < part; i++) {
+      const float other = has_scalar(op) ? s : has_second(op) ? right[i] : 0.0f;
+      if constexpr (accumulates(op) && !Wide) out[i] = rounded_later<op>(left[i], other, out[i]);
+      else out[i] = apply<op, float>(left[i], other, accumulates(op) ? out[i] : 0.0f);
+    }
     if constexpr (!Wide) narrow(to, reinterpret_cast<uint16_t*>(d) + start, part);
   }
 }
