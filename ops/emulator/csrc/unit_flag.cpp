@@ -80,10 +80,11 @@ void unit_done(Range c, bool fixpipe, int flag, const char* api, At at) {
   const Part part = part_of(c, all);
   const Snapshot now = completed(here(), fixpipe ? Pipe::FIX : Pipe::M);
   const auto shared = std::make_shared<const Snapshot>(now);
+  const uint32_t site = here().machine->site(api, at);
   for (uint64_t i = part.first; i < part.end; i++) {
     Flag& unit = all.flags[i];
     if (flag == 3) unit.filled = !fixpipe;
-    unit.site = here().machine->site(api, at);
+    unit.site = site;
     unit.last = shared;
   }
 }
