@@ -1,11 +1,14 @@
-// Threads and scratch memory, one library for all operators and instruction sets. Idle workers
-// sleep: spinning ones would take the processor from torch's threads and from other processes.
+// Threads and scratch memory, one library for all operators and instruction sets. Who waits looks
+// around for some microseconds, as the next job of an operator or the end of this one is often that
+// near, and then sleeps: spinning on would take the processor from torch's threads and from other
+// processes.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -28,11 +31,11 @@ struct Job {
 
 struct Pool {
   std::mutex use;  // held by the thread whose job runs
-  std::mutex mutex;  // guards everything below but job.next
+  std::mutex mutex;  // guards everything below; places, active and job.next are also read without
   std::condition_variable wake, done;
   std::vector<std::thread> workers;
-  int places = 0;  // workers that may still join the current job
-  int active = 0;  // workers that are in it
+  std::atomic<int> places{0};  // workers that may still join the current job
+  std::atomic<int> active{0};  // workers that are in it
   int beside = -1;  // processor of the caller when the workers were placed
   Job job;
 };
@@ -61,6 +64,25 @@ Pool* pool() {
   return p;
 }
 
+// Waits until `happened`, but for about SPIN at most: a sleeping thread takes longer than that to
+// wake up.
+constexpr std::chrono::microseconds SPIN{30};
+
+template <class Fn>
+void look_around(const Fn& happened) {
+  const auto end = std::chrono::steady_clock::now() + SPIN;
+  while (!happened()) {
+    for (int i = 0; i < 16; i++) {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+    if (std::chrono::steady_clock::now() >= end) return;
+  }
+}
+
 void work(Job& job, int thread) {
   inside = true;
   for (int64_t i; (i = job.next.fetch_add(1)) < job.tasks;) job.task(job.context, i, thread);
@@ -80,6 +102,9 @@ void serve(Pool* p) {
     work(p->job, thread);
     lock.lock();
     if (--p->active == 0) p->done.notify_one();
+    lock.unlock();
+    look_around([p] { return p->places > 0; });
+    lock.lock();
   }
 }
 
@@ -153,6 +178,9 @@ G5_EXPORT void g5_run(int64_t tasks, Task task, void* context) {
   work(p->job, 0);
   lock.lock();
   p->places = 0;  // who has not come yet need not come
+  lock.unlock();
+  look_around([p] { return p->active == 0; });
+  lock.lock();
   p->done.wait(lock, [&] { return p->active == 0; });
   lock.unlock();
   p->use.unlock();

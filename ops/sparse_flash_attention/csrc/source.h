@@ -12,9 +12,18 @@ struct Key {
   const char* value;
 };
 
-// Caches that hold E's numbers already: nothing is copied.
+// Asks for the cache lines of a row. They go to the second level: a tile's rows fill the first.
+inline void ask(const Rows& rows, int64_t at, int64_t bytes) {
+  constexpr int64_t LINE = 64;
+  const char* from = rows.data + at * rows.row;
+  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
+// Caches that hold E's numbers already: nothing is copied. Nor is anything asked for ahead, which
+// was never faster: the scores reach their rows in time.
 struct Direct {
   static int64_t bytes(const Call&) { return 0; }
+  static void ahead(const Call&, int64_t) {}
   static void fetch(const Call& call, int64_t at, char*, Key* key) {
     for (int64_t p = 0; p < call.parts; p++) {
       key->part[p] = call.key[p].data + at * call.key[p].row;
@@ -42,6 +51,12 @@ struct Widened {
     int64_t width = shared(call) ? 0 : call.value.width;
     for (int64_t p = 0; p < call.parts; p++) width += call.key[p].width;
     return 4 * width;
+  }
+  static void ahead(const Call& call, int64_t at) {
+    for (int64_t p = 0; p < call.parts; p++) {
+      ask(call.key[p], at, call.key[p].width * int64_t(sizeof(T)));
+    }
+    if (!shared(call)) ask(call.value, at, call.value.width * int64_t(sizeof(T)));
   }
   static void fetch(const Call& call, int64_t at, char* copy, Key* key) {
     float* to = reinterpret_cast<float*>(copy);
@@ -88,6 +103,10 @@ template <class E>
 struct Packed {
   using Number = typename E::Number;
   static int64_t bytes(const Call& call) { return call.key[0].width * sizeof(Number); }
+  static void ahead(const Call& call, int64_t at) {
+    const int64_t latent = call.value.width;
+    ask(call.key[0], at, latent + 2 * call.packed_rope + latent / SCALED * 4);
+  }
   static void fetch(const Call& call, int64_t at, char* copy, Key* key) {
     const char* row = call.key[0].data + at * call.key[0].row;
     const int64_t latent = call.value.width;
