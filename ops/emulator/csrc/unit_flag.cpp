@@ -53,7 +53,7 @@ const char* misuse(bool fixpipe, bool filled, int flag) {
 
 void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at) {
   UnitFlags& all = core().state<UnitFlags>();
-  if (flag == 0 && !all.used) return;
+  if (flag == 1 || (flag == 0 && !all.used)) return;  // 1 is refused elsewhere
   all.used = true;
   const Pipe pipe = fixpipe ? Pipe::FIX : Pipe::M;
   const Part part = part_of(c, all);
@@ -75,7 +75,7 @@ void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at) {
 }
 
 void unit_done(Range c, bool fixpipe, int flag, const char* api, At at) {
-  if (flag == 0) return;
+  if (flag < 2) return;
   UnitFlags& all = core().state<UnitFlags>();
   const Part part = part_of(c, all);
   const Snapshot now = completed(here(), fixpipe ? Pipe::FIX : Pipe::M);
