@@ -17,10 +17,11 @@ _FEW = 16
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: str = "auto") -> Tensor:
-    """x / sqrt(mean(x^2) + eps), rounded to x's dtype, times ``weight``.
+    """x / sqrt(mean(x^2) + eps) times ``weight``.
 
     Args:
-        x: [.., width]; statistics in F32 (F64 for F64).
+        x: [.., width]. F32 and F64: computed in F64, rounded once. Two-byte formats: statistics in
+            F32, rounded to x's dtype before the weight is multiplied.
         weight: [width].
 
     Returns:

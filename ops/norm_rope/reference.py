@@ -13,9 +13,14 @@ def _wide(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[.., width]; see api."""
-    wide = _wide(x)
+    weight = weight.to(x.dtype)
+    if x.dtype in (torch.float32, torch.float64):
+        exact = x.double()
+        factor = torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
+        return (exact * factor * weight.double()).to(x.dtype)
+    wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight.to(x.dtype)
+    return normed.to(x.dtype) * weight
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

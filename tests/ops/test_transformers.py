@@ -206,4 +206,5 @@ def test_norms_equal_transformers(config: Any) -> None:
         with torch.no_grad():
             wanted = norm.to(dtype)(rows)
         ours = ops.rms_norm(rows, weight, 1e-5, backend="reference")
-        torch.testing.assert_close(ours, wanted, rtol=2e-7, atol=0)
+        # Ours is the nearest F32; theirs has four roundings.
+        torch.testing.assert_close(ours, wanted, rtol=4e-7, atol=0)

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <type_traits>
 
 #include "g5_quant.h"
 
@@ -61,14 +62,19 @@ G5_INLINE void narrow_row(const T* x, int64_t n, To* out) {
   for (int64_t i = 0; i < n; i++) narrow(x[i], &out[i]);
 }
 
-// x = T(x / sqrt(mean(x^2) + eps)) * gamma, rounded to T.
+// x = x / sqrt(mean(x^2) + eps) * gamma, rounded to T, in F64 for F32 and F64; a two-byte format in
+// F32, and rounded to it before gamma too.
 template <class T>
 void rms_norm(Wide<T>* x, const T* gamma, int64_t n, double eps) {
-  using W = Wide<T>;
-  const W squares = lane_sum<W>(n, [&](int64_t i) { return x[i] * x[i]; });
+  using W = std::conditional_t<sizeof(T) == 2, float, double>;
+  const W squares = lane_sum<W>(n, [&](int64_t i) { return W(x[i]) * W(x[i]); });
   const W factor = W(1) / std::sqrt(squares / W(n) + W(eps));
-  for (int64_t i = 0; i < n; i++)
-    x[i] = rounded<T>(rounded<T>(x[i] * factor) * wide(gamma[i]));
+  for (int64_t i = 0; i < n; i++) {
+    if constexpr (sizeof(T) == 2)
+      x[i] = rounded<T>(rounded<T>(x[i] * factor) * wide(gamma[i]));
+    else
+      x[i] = T(x[i] * factor * gamma[i]);
+  }
 }
 
 // out = pairs of x rotated by one row of cos and sin; out may not be x.

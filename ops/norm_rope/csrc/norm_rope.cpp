@@ -1,5 +1,6 @@
 // RMS norm, layer norm and rotary embedding: one pass per row, each row by itself.
 #include <cmath>
+#include <type_traits>
 
 #include "g5_formats.h"
 
@@ -7,14 +8,22 @@ using namespace g5;
 
 namespace {
 
+// Two-byte formats in F32, the others in F64. The nearest F32 to the exact value is worth having: the
+// first layer norms embeddings of eight bits, so that a quantiser after it meets exact ties, and
+// noise would decide these differently in every implementation.
 template <class T>
 void rms_row(const T* x, const T* weight, int64_t width, double eps, T* out) {
-  using Wide = decltype(wide(T{}));
-  const Wide squares = lane_sum<Wide>(width, [&](int64_t i) { return wide(x[i]) * wide(x[i]); });
+  using Wide = std::conditional_t<sizeof(T) == 2, float, double>;
+  const Wide squares =
+      lane_sum<Wide>(width, [&](int64_t i) { return Wide(wide(x[i])) * Wide(wide(x[i])); });
   const Wide factor = Wide(1) / std::sqrt(squares / Wide(width) + Wide(eps));
-  // Rounded to the format before the weight, as the model's own code does.
-  for (int64_t i = 0; i < width; i++)
-    narrow(rounded<T>(wide(x[i]) * factor) * wide(weight[i]), &out[i]);
+  // Rounded to a two-byte format before the weight, as the model's own code does; else once.
+  for (int64_t i = 0; i < width; i++) {
+    if constexpr (sizeof(T) == 2)
+      narrow(rounded<T>(wide(x[i]) * factor) * wide(weight[i]), &out[i]);
+    else
+      out[i] = T(wide(x[i]) * factor * wide(weight[i]));
+  }
 }
 
 template <class T, class Wide>
