@@ -121,7 +121,9 @@ def launch(
     """
     options = options or Options()
     if kernel not in library.signatures:
-        raise LaunchError(f"{kernel} is no kernel of {library.path.name}", "name one that was built")
+        raise LaunchError(
+            f"{kernel} is no kernel of {library.path.name}", "name one that was built"
+        )
     entry = list(library.signatures).index(kernel)
     sizes = library.signatures[kernel]
     if len(arguments) != len(sizes):
@@ -143,7 +145,9 @@ def launch(
             )
     table = (abi.CArgument * len(kept))(*(c for c, _ in kept))
     started = time.monotonic()
-    text = library.handle.emu_launch(entry, table, len(kept), ctypes.byref(_options(blocks, options)))
+    text = library.handle.emu_launch(
+        entry, table, len(kept), ctypes.byref(_options(blocks, options))
+    )
     if not text:
         raise LaunchError(f"{kernel}: too little memory for its arguments", "use smaller shapes")
     try:

@@ -54,9 +54,7 @@ def _digest(files: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile(
-    tool: Compiler, source: Path, flags: Sequence[str], stem: str, folder: Path
-) -> Path:
+def _compile(tool: Compiler, source: Path, flags: Sequence[str], stem: str, folder: Path) -> Path:
     with unfinished(folder / f"{stem}.o") as part:
         rule = part.with_suffix(".d")
         words = (*tool.command, *FLAGS, *flags, "-MMD", "-MF", str(rule), "-MT", "object")

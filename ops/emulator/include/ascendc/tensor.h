@@ -41,11 +41,13 @@ class LocalTensor {
   T GetValue(uint32_t index, emu::At at = emu::At::current()) const {
     emu::Instruction in("GetValue", emu::Pipe::S, at);
     in.work(emu::Work::scalar());
+    inside(in, index);
     return *reinterpret_cast<const T*>(in.read(range(index, 1), sizeof(T)));
   }
   void SetValue(uint32_t index, T value, emu::At at = emu::At::current()) const {
     emu::Instruction in("SetValue", emu::Pipe::S, at);
     in.work(emu::Work::scalar());
+    inside(in, index);
     *reinterpret_cast<T*>(in.write(range(index, 1), sizeof(T))) = value;
   }
 
@@ -63,6 +65,13 @@ class LocalTensor {
   }
 
  private:
+  // The next buffer may begin where this tensor ends, so the memory's own check would not do.
+  void inside(emu::Instruction& in, uint32_t index) const {
+    if (index < GetSize()) return;
+    in.report(emu::Class::OOB, "element %u of a tensor of %u", index, GetSize());
+    emu::stop();
+  }
+
   TPosition position_ = TPosition::MAX;
   uint32_t address_ = 0, bytes_ = 0;
 };

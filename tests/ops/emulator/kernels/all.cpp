@@ -1,0 +1,7 @@
+#include "order.cpp"
+#include "memory.cpp"
+#include "queues.cpp"
+#include "cross.cpp"
+#include "global.cpp"
+#include "faults.cpp"
+#include "pipeline.cpp"
