@@ -70,8 +70,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         DoesNotFit: the disk is full.
     """
 
+    write_pieces(path, (data,))
+
+
+def write_pieces(path: Path, pieces: Iterable[Chunk]) -> None:
+    """:func:`write_bytes` of a large file, piece by piece."""
+
     def body(stream: BinaryIO) -> None:
-        stream.write(data)
+        for piece in pieces:
+            stream.write(piece)
 
     _write(path, body)
 

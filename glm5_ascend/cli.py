@@ -213,6 +213,46 @@ def verify_checkpoint(
     return int(report.exit_code)
 
 
+@cli.command(short_help="Make a checkpoint load without quantising it again.")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--for", "engine", metavar="ENGINE", help="The engine, such as vllm-ascend==0.30.")
+@click.option("--source", type=_DIRECTORY, help="Checkpoint that DIR was made from.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
+@click.option("--undo", is_flag=True, help="Put back what earlier repairs changed.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def repair(
+    directory: Path,
+    engine: str | None,
+    source: Path | None,
+    dry_run: bool,
+    undo: bool,
+    as_json: bool,
+) -> int:
+    """Mend what `verify` finds in DIR, as far as the rest of DIR tells what belongs there.
+
+    Keys and entries of the description, traps of config.json, stale indexes, embedding and head of
+    the MTP layer, scale_bias, parts of static linears; with --source also rot.weight, a rotated
+    head and a whole MTP layer in float. If anything cannot be mended nothing is touched. The
+    originals stay in DIR/repair_backup until --undo puts them back; a killed repair is continued by
+    the same command.
+
+    \b
+    Example:
+      glm5-ascend repair GLM-5-w4a8 --for vllm-ascend==0.23 --dry-run
+    """
+    if undo and (dry_run or engine is not None or source is not None):
+        raise click.UsageError("--undo takes no other option")
+    if not undo and engine is None:
+        raise click.UsageError("missing option --for")
+    from glm5_ascend.engine_releases import find_release
+    from glm5_ascend.quant.repair import RepairOptions, run
+
+    release = None if engine is None else find_release(engine)
+    report = run(RepairOptions(directory, release, source, dry_run, undo))
+    console.emit(report.as_dict(), report.as_text(), as_json=as_json)
+    return int(report.exit_code)
+
+
 @cli.command(
     short_help="Serve a checkpoint over the OpenAI API.",
     context_settings={"ignore_unknown_options": True},

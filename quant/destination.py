@@ -44,7 +44,7 @@ def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) 
     with ExitStack() as held:
         if directory.exists():
             _require_writable(directory)
-            held.enter_context(_locked(directory))
+            held.enter_context(locked(directory))
         found = resumable(directory) if resume else None
         if found is not None:
             require_same_job(directory, found.job, journal.job)
@@ -58,7 +58,7 @@ def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) 
         if not directory.exists():
             with refusals(f"create {directory}", _ELSEWHERE):
                 directory.mkdir(parents=True)
-            held.enter_context(_locked(directory))
+            held.enter_context(locked(directory))
         with refusals(f"replace the files in {directory}", _ELSEWHERE):
             for name in sorted(obsolete):
                 (directory / name).unlink()
@@ -93,7 +93,7 @@ def _whole(journal: Journal, plan: Plan) -> list[str]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     with refusals(f"open {directory}", _ELSEWHERE):
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

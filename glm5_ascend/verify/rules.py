@@ -399,8 +399,9 @@ RULES: dict[str, Rule] = {
     # MTP and rotation
     "mtp-absent": Rule(
         "the MTP layer that config.json announces is not stored",
-        f"{_AGAIN} with the MTP layer, or set num_nextn_predict_layers to 0",
+        f"{_REPAIR} with --source, or set num_nextn_predict_layers to 0",
         _always("serves without drafts only; a draft model starts with uninitialised memory"),
+        mendable=True,
     ),
     "mtp-undescribed": Rule(
         "the description leaves out the MTP layer",
@@ -477,9 +478,8 @@ RULES: dict[str, Rule] = {
     ),
     "scale-bias-split": Rule(
         "columns of scale_bias are not the 16 partial sums of the input",
-        f"{_REPAIR}: they follow from codes and scales",
+        f"{_AGAIN}, or serve with --enable-expert-parallel",
         _warn("is right with expert parallel only, where the total counts", _READ),
-        mendable=True,
     ),
     "deq-scale-value": Rule(
         "deq_scale is not input_scale times weight_scale",
