@@ -1,3 +1,7 @@
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include "vector_loops.h"
 
 #include <algorithm>

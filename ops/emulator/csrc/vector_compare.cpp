@@ -1,3 +1,7 @@
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include <cinttypes>
 #include <cstring>
 
@@ -9,8 +13,8 @@ namespace {
 
 constexpr int EQ = 2;
 
-template <class T>
-bool holds(int mode, T a, T b) {
+template <int mode, class T>
+bool holds(T a, T b) {
   switch (mode) {
     case 0: return a < b;
     case 1: return a > b;
@@ -34,17 +38,32 @@ auto comparable(T x) {
 }
 
 // Bits of n elements, a multiple of 8; b null: against the scalar.
-template <class T>
-void bits_of_run(int mode, uint8_t* to, const std::byte* a, const std::byte* b, uint64_t scalar, uint64_t n) {
+template <int mode, class T>
+void bits_of_mode(uint8_t* to, const std::byte* a, const std::byte* b, uint64_t scalar, uint64_t n) {
   T fixed;
   std::memcpy(&fixed, &scalar, sizeof fixed);
   for (uint64_t i = 0; i < n; i += 8) {
+    uint8_t flags[8];
+    if (b)
+      for (unsigned k = 0; k < 8; k++)
+        flags[k] = holds<mode>(comparable(loaded<T>(a, i + k)), comparable(loaded<T>(b, i + k)));
+    else
+      for (unsigned k = 0; k < 8; k++) flags[k] = holds<mode>(comparable(loaded<T>(a, i + k)), comparable(fixed));
     unsigned byte = 0;
-    for (unsigned k = 0; k < 8; k++) {
-      const T other = b ? loaded<T>(b, i + k) : fixed;
-      byte |= unsigned(holds(mode, comparable(loaded<T>(a, i + k)), comparable(other))) << k;
-    }
+    for (unsigned k = 0; k < 8; k++) byte |= unsigned(flags[k]) << k;
     to[i / 8] = uint8_t(byte);
+  }
+}
+
+template <class T>
+void bits_of_run(int mode, uint8_t* to, const std::byte* a, const std::byte* b, uint64_t scalar, uint64_t n) {
+  switch (mode) {
+    case 0: return bits_of_mode<0, T>(to, a, b, scalar, n);
+    case 1: return bits_of_mode<1, T>(to, a, b, scalar, n);
+    case EQ: return bits_of_mode<EQ, T>(to, a, b, scalar, n);
+    case 3: return bits_of_mode<3, T>(to, a, b, scalar, n);
+    case 4: return bits_of_mode<4, T>(to, a, b, scalar, n);
+    default: return bits_of_mode<5, T>(to, a, b, scalar, n);
   }
 }
 
@@ -54,7 +73,14 @@ void choose(std::byte* d, const uint8_t* bits, uint64_t first, const std::byte* 
   T fixed;
   std::memcpy(&fixed, &scalar, sizeof fixed);
   T* to = reinterpret_cast<T*>(d);
-  for (uint64_t i = 0; i < n; i++) {
+  uint64_t done = 0;
+  for (; first % 8 == 0 && done + 8 <= n; done += 8) {
+    const unsigned byte = bits[(first + done) / 8];
+    T other[8];
+    for (unsigned k = 0; k < 8; k++) other[k] = b ? loaded<T>(b, done + k) : fixed;
+    for (unsigned k = 0; k < 8; k++) to[done + k] = byte >> k & 1 ? loaded<T>(a, done + k) : other[k];
+  }
+  for (uint64_t i = done; i < n; i++) {
     const uint64_t bit = first + i;
     to[i] = bits[bit / 8] >> bit % 8 & 1 ? loaded<T>(a, i) : b ? loaded<T>(b, i) : fixed;
   }

@@ -1,4 +1,8 @@
 // Instructions whose result at a lane depends on that lane alone.
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include <cinttypes>
 #include <cstring>
 
@@ -136,18 +140,19 @@ void repeat_value(std::byte* to, uint64_t bits, uint64_t n) {
   std::fill_n(reinterpret_cast<T*>(to), n, static_cast<T>(bits));
 }
 
-// The ramp's element: consecutive numbers, in half added up in float and rounded once.
-void ramp(std::byte* to, Elem elem, uint64_t first, uint64_t index) {
-  if (elem == Elem::F16) {
-    reinterpret_cast<uint16_t*>(to)[0] =
-        half_bits(half_value(static_cast<uint16_t>(first)) + static_cast<float>(index));
-  } else if (elem == Elem::F32) {
-    *reinterpret_cast<float*>(to) =
-        std::bit_cast<float>(static_cast<uint32_t>(first)) + static_cast<float>(index);
-  } else if (elem == Elem::S16) {
-    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(first + index);
-  } else {
-    *reinterpret_cast<uint32_t*>(to) = static_cast<uint32_t>(first + index);
+// first + index, first + index + 1, ...; half is added up in float and rounded once.
+void ramp(std::byte* to, Elem elem, uint64_t first, uint64_t index, uint64_t n) {
+  const auto each = [&]<class T>(T* out, auto fn) {
+    for (uint64_t i = 0; i < n; i++) out[i] = fn(index + i);
+  };
+  const float half = half_value(static_cast<uint16_t>(first));
+  const float single = std::bit_cast<float>(static_cast<uint32_t>(first));
+  switch (elem) {
+    case Elem::F16:
+      return each(reinterpret_cast<uint16_t*>(to), [&](uint64_t i) { return half_bits(half + float(int64_t(i))); });
+    case Elem::F32: return each(reinterpret_cast<float*>(to), [&](uint64_t i) { return single + float(int64_t(i)); });
+    case Elem::S16: return each(reinterpret_cast<uint16_t*>(to), [&](uint64_t i) { return uint16_t(first + i); });
+    default: return each(reinterpret_cast<uint32_t*>(to), [&](uint64_t i) { return uint32_t(first + i); });
   }
 }
 
@@ -176,11 +181,8 @@ void index_ramp(Issue issue, Operand dst, Scalar first, Lanes lanes) {
   dst = walk.placed(dst);
   if (!dst_advances(ins, dst, walk)) return;
   std::byte* to = walk.write(ins, dst);
-  const uint32_t bytes = bits_of(dst.elem) / 8;
   walk.runs({&dst}, [&](uint64_t r, uint32_t lane, uint64_t n) {
-    std::byte* run = to + offset_of(dst, r, lane);
-    for (uint64_t i = 0; i < n; i++)
-      ramp(run + i * bytes, dst.elem, first.bits, r * walk.lanes() + lane + i);
+    ramp(to + offset_of(dst, r, lane), dst.elem, first.bits, r * walk.lanes() + lane, n);
   });
   charge(ins, VectorOp::Copy, walk, dst.elem);
 }

@@ -1,3 +1,7 @@
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include <bitset>
 #include <cinttypes>
 #include <cstring>
@@ -47,6 +51,18 @@ uint64_t pack(std::byte* to, const std::byte* from, uint64_t n, const Keeps& kee
   uint64_t kept = 0;
   for (uint64_t i = 0; i < n; i++)
     if (keeps(i)) out[kept++] = x[i];
+  return kept;
+}
+
+// The elements that a built-in pattern keeps of n contiguous ones.
+template <class T>
+uint64_t every(std::byte* to, const std::byte* from, uint64_t n, int pattern) {
+  const uint64_t step = pattern == 7 ? 1 : pattern < 3 ? 2 : 4;
+  const uint64_t start = pattern == 7 ? 0 : pattern < 3 ? pattern - 1 : pattern - 3;
+  T* out = reinterpret_cast<T*>(to);
+  const T* x = reinterpret_cast<const T*>(from);
+  uint64_t kept = 0;
+  for (uint64_t i = start; i < n; i += step) out[kept++] = x[i];
   return kept;
 }
 
@@ -111,6 +127,12 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
   for (uint64_t r = 0; r < uint64_t(shape.repeats); r++) {
     const std::byte* repeat = from + r * shape.repeatStride * BLOCK;
     const std::byte* set = bits ? bits + r * shape.patternRepeatStride * BLOCK : nullptr;
+    if (!pattern && shape.blockStride == 1) {
+      std::byte* to = kept.data() + count * bytes;
+      count += bytes == 2 ? every<uint16_t>(to, repeat, layout.perRepeat, builtin)
+                          : every<uint32_t>(to, repeat, layout.perRepeat, builtin);
+      continue;
+    }
     for (uint64_t first = 0; first < layout.perRepeat; first += layout.per) {
       const uint64_t n = std::min(layout.per, layout.perRepeat - first);
       const std::byte* block = repeat + first / layout.per * shape.blockStride * BLOCK;

@@ -1,3 +1,7 @@
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include <cinttypes>
 #include <cstring>
 #include <limits>
@@ -26,18 +30,32 @@ void put_index(std::byte* to, Elem elem, uint64_t i, uint64_t index) {
   else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(index);
 }
 
-float added(float a, float b, Elem elem) { return elem == Elem::F32 ? a + b : half_value(half_bits(a + b)); }
+// Sums of n pairs of neighbours.
+void add_pairs(const float* x, float* to, uint32_t n, Elem elem) {
+  for (uint32_t i = 0; i < n; i++) to[i] = x[2 * i] + x[2 * i + 1];
+  if (elem == Elem::F32) return;
+  uint16_t halves[MOST / 2];
+  narrow(to, halves, n);
+  widen(halves, to, n);
+}
 
 // Binary tree of neighbours; n is a power of two. Overwrites x.
 float tree(float* x, uint32_t n, Elem elem) {
-  for (; n > 1; n /= 2)
-    for (uint32_t i = 0; i < n / 2; i++) x[i] = added(x[2 * i], x[2 * i + 1], elem);
-  return x[0];
+  float other[MOST / 2];
+  float *from = x, *to = other;
+  for (; n > 1; n /= 2, std::swap(from, to)) add_pairs(from, to, n / 2, elem);
+  return from[0];
 }
 
 // The lanes of repeat r; those that take no part are +0.
 void gather_lanes(const Walk& walk, const Operand& src, const std::byte* from, uint64_t r, float* x) {
   const uint32_t prefix = walk.prefix(r), per = 256 / bits_of(src.elem);
+  if (prefix == walk.lanes() && src.block == 1) {
+    const std::byte* start = from + offset_of(src, r, 0);
+    if (src.elem == Elem::F32) std::memcpy(x, start, REPEAT);
+    else widen(reinterpret_cast<const uint16_t*>(start), x, prefix);
+    return;
+  }
   std::fill_n(x, walk.lanes(), 0.0f);
   for (uint32_t lane = 0; lane < walk.lanes(); lane += per) {
     const std::byte* block = from + offset_of(src, r, lane);
@@ -61,8 +79,27 @@ bool better(Fold fold, float a, float b) {
   return a != a || (fold == Fold::Max ? a > b : a < b);
 }
 
+// The best of n numbers; n is a multiple of 8.
+Best best_of_all(Fold fold, const float* x, uint32_t n) {
+  constexpr uint32_t W = 8;
+  float found[W];
+  std::copy_n(x, W, found);
+  bool nan = false;
+  for (uint32_t i = 0; i < n; i++) nan |= x[i] != x[i];
+  for (uint32_t i = W; i < n; i += W)
+    for (uint32_t k = 0; k < W; k++) {
+      const bool take = fold == Fold::Max ? x[i + k] > found[k] : x[i + k] < found[k];
+      found[k] = take ? x[i + k] : found[k];
+    }
+  float value = found[0];
+  for (uint32_t k = 1; k < W; k++) value = better(fold, found[k], value) ? found[k] : value;
+  for (uint32_t i = 0;; i++)
+    if (nan ? x[i] != x[i] : x[i] == value) return {x[i], i};
+}
+
 // The best active lane of [first, first + n); index n where there is none.
 Best best_of(const Walk& walk, Fold fold, uint64_t r, const float* x, uint32_t first, uint32_t n) {
+  if (walk.prefix(r) >= first + n) return best_of_all(fold, x + first, n);
   Best best{0, n};
   for (uint32_t lane = first; lane < first + n; lane++)
     if (walk.active(r, lane) && (best.index == n || better(fold, x[lane], best.value)))
@@ -245,7 +282,7 @@ void reduce_pairs(Issue issue, Operand dst, Operand src, Lanes lanes) {
     gather_lanes(walk, src, from, r, x);
     for (uint32_t pair = 0; pair < pairs; pair++)
       if (walk.active(r, 2 * pair) || walk.active(r, 2 * pair + 1))
-        put(out, elem, pair, added(x[2 * pair], x[2 * pair + 1], elem));
+        put(out, elem, pair, x[2 * pair] + x[2 * pair + 1]);
   }
   charge(ins, walk, elem);
 }

@@ -1,6 +1,10 @@
+// The loops want vectors, whatever the rest of the emulator is compiled with.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
 #include <cinttypes>
 #include <cstring>
-#include <numeric>
+#include <functional>
 
 #include "vector_formats.h"
 #include "vector_walk.h"
@@ -52,20 +56,19 @@ void sort32(Issue issue, Operand dst, Operand score, Operand index, int64_t repe
   const std::byte* which = ins.read(indices, 128);
   std::byte* to = ins.write(into, 256);
   for (uint64_t start = 0; start < n; start += 32) {
-    uint32_t keys[32];
-    uint8_t order[32];
-    std::iota(order, order + 32, uint8_t{0});
+    uint64_t keys[32];  // the lower place first among equals
     for (uint64_t i = 0; i < 32; i++) {
       float value;
       if (bytes == 4) std::memcpy(&value, x + (start + i) * 4, 4);
       else value = half_value(reinterpret_cast<const uint16_t*>(x)[start + i]);
-      keys[i] = key_of(value);
+      keys[i] = uint64_t{key_of(value)} << 8 | (31 - i);
     }
-    std::stable_sort(order, order + 32, [&](uint8_t a, uint8_t b) { return keys[a] > keys[b]; });
+    std::sort(keys, keys + 32, std::greater<>());
     for (uint64_t i = 0; i < 32; i++) {
       std::byte* record = to + (start + i) * RECORD;
-      std::memcpy(record, x + (start + order[i]) * bytes, bytes);
-      std::memcpy(record + 4, which + (start + order[i]) * 4, 4);
+      const uint64_t place = start + 31 - (keys[i] & 31);
+      std::memcpy(record, x + place * bytes, bytes);
+      std::memcpy(record + 4, which + place * 4, 4);
     }
   }
   ins.work(Work::vector(VectorOp::Sort, uint64_t(repeats), n, uint32_t(bytes)));
@@ -87,20 +90,20 @@ bool sorted(Instruction& ins, const List& list, int number, Elem elem) {
 
 // Records written. Stops at the first list that ends where `suspend` is set.
 uint64_t merge_lists(List* lists, int count, bool suspend, Elem elem, std::byte* to) {
-  uint64_t written = 0;
-  for (;; written++) {
-    int best = -1;
-    uint32_t key = 0;
-    for (int i = 0; i < count; i++) {
-      if (lists[i].taken == lists[i].length) {
-        if (suspend) return written;
-        continue;
-      }
-      const uint32_t here = record_key(lists[i].at + lists[i].taken * RECORD, elem);
-      if (best < 0 || here > key) best = i, key = here;
-    }
-    if (best < 0) return written;
+  int64_t heads[4] = {-1, -1, -1, -1};  // keys of the next records, -1 where a list has ended
+  const auto advance = [&](int i) {
+    const List& list = lists[i];
+    heads[i] = list.taken == list.length ? -1 : int64_t{record_key(list.at + list.taken * RECORD, elem)};
+  };
+  for (int i = 0; i < count; i++) advance(i);
+  for (uint64_t written = 0;; written++) {
+    int best = 0;
+    for (int i = 1; i < count; i++)
+      if (heads[i] > heads[best]) best = i;
+    if (heads[best] < 0) return written;
     copy_record(to + written * RECORD, lists[best].at + lists[best].taken++ * RECORD, elem);
+    advance(best);
+    if (suspend && heads[best] < 0) return written + 1;
   }
 }
 

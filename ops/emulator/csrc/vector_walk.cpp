@@ -150,13 +150,19 @@ std::byte* Walk::touch(Instruction& ins, const Operand& operand) const {
     if (last_ != prefix_) mark((repeats_ - 1) * operand.repeat * BLOCK, whole(last_), 1, 0);
     return base;
   }
-  for (uint64_t r = 0; r < repeats_; r++)
+  for (uint64_t r = 0; r < repeats_; r++) {
+    if (prefix(r) == lanes_) {
+      // Every block of the repeat; a stride of 0 names one.
+      mark(r * operand.repeat * BLOCK, BLOCK, operand.block == 0 ? 1 : lanes_ / per, operand.block * BLOCK);
+      continue;
+    }
     for (uint32_t lane = 0; lane < lanes_; lane += per) {
       uint32_t first = lane, end = std::min(lane + per, lanes_);
       while (first < end && !active(r, first)) first++;
       while (first < end && !active(r, end - 1)) end--;
       if (first < end) mark(offset_of(operand, r, first), whole(end - first), 1, 0);
     }
+  }
   return base;
 }
 

@@ -78,8 +78,9 @@ class Walk {
 
 // Byte offset of a lane from the operand's address.
 inline uint64_t offset_of(const Operand& operand, uint64_t r, uint32_t lane) {
-  const uint32_t bits = bits_of(operand.elem), per = 256 / bits;
-  return r * operand.repeat * BLOCK + lane / per * operand.block * BLOCK + lane % per * bits / 8;
+  const uint32_t bits = bits_of(operand.elem), shift = 8 - uint32_t(std::countr_zero(bits));
+  const uint64_t blocks = r * operand.repeat + (lane >> shift) * operand.block;
+  return blocks * BLOCK + (lane & ((1u << shift) - 1)) * bits / 8;
 }
 
 // Local tensors of a vector instruction lie in UB.

@@ -12,18 +12,8 @@ namespace emu::vec {
 enum class Elem : uint8_t { S4, S8, U8, S16, U16, F16, BF16, S32, U32, F32, S64, U64 };
 
 constexpr uint32_t bits_of(Elem elem) {
-  switch (elem) {
-    case Elem::S4: return 4;
-    case Elem::S8:
-    case Elem::U8: return 8;
-    case Elem::S16:
-    case Elem::U16:
-    case Elem::F16:
-    case Elem::BF16: return 16;
-    case Elem::S64:
-    case Elem::U64: return 64;
-    default: return 32;
-  }
+  constexpr uint8_t bits[] = {4, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64};
+  return bits[int(elem)];
 }
 
 constexpr uint64_t BLOCK = 32, REPEAT = 256;  // bytes
