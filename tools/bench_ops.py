@@ -3,13 +3,16 @@
 ``python -m tools.bench_ops`` measures every case in one process, prints what it finds and appends
 one row per contestant to ``tools/results/ops_cpu.jsonl``; a run of chosen cases is recorded only
 where ``--json`` says. ``--render`` fills README.md, between ``<!-- generated: ops -->`` and
-``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another.
+``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another. Tensors of 2
+MiB and more lie in large pages, which torch asks for where ``THP_MEM_ALLOC_ENABLE`` is 1; set it to
+0 to measure without.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +30,13 @@ from tools.results_table import README, ROOT, last_run, provenance
 ROWS = ROOT / "tools" / "results" / "ops_cpu.jsonl"
 
 Row = dict[str, Any]
+_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
 def origin(command: Sequence[str]) -> Row:
     """Where the rows of this run come from."""
-    return provenance(command) | {"isa": isa.selected().name}
+    large_pages = os.environ.get(_LARGE_PAGES) == "1"
+    return provenance(command) | {"isa": isa.selected().name, "large_pages": large_pages}
 
 
 def run(names: Sequence[str], threads: int | None, seconds: float, compiled: bool) -> list[Row]:
@@ -102,4 +107,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if _LARGE_PAGES not in os.environ:
+        # torch has read it by now, so the program starts anew.
+        command = [sys.executable, "-m", "tools.bench_ops", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | {_LARGE_PAGES: "1"})
     sys.exit(main(sys.argv[1:]))

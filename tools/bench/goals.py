@@ -36,6 +36,10 @@ class CaseRows:
         one, two = self.best("project"), self.best("project", threads=2)
         return one / two if one and two else None
 
+    def ceiling(self) -> float | None:
+        """What ``scaling`` can be at most on this machine."""
+        return self._rows[0].get("ceiling")
+
     def overhead(self) -> float | None:
         """Time over that of the library's matrix products plus one pass over the data."""
         ours, gemms, once = self.best("project"), self.best("library"), self.best("pass")
@@ -143,11 +147,14 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
         for goal in GOALS:
             value = goal.measure(CaseRows(own)) if fnmatch(case, goal.cases) else None
             if value is not None:
-                found.append(_verdict(goal, case, value))
+                found.append(_verdict(goal, case, value, CaseRows(own).ceiling()))
     return found
 
 
-def _verdict(goal: Goal, case: str, value: float) -> Verdict:
+def _verdict(goal: Goal, case: str, value: float, ceiling: float | None) -> Verdict:
     margin = goal.bound / value - 1 if goal.at_most else value / goal.bound - 1
     sign = "≤" if goal.at_most else "≥"
-    return Verdict(case, f"{goal.what} {sign} {goal.show(goal.bound)}", goal.show(value), margin)
+    measured = goal.show(value)
+    if ceiling is not None and goal.measure is CaseRows.scaling:
+        measured += f" of {goal.show(ceiling)} possible"
+    return Verdict(case, f"{goal.what} {sign} {goal.show(goal.bound)}", measured, margin)

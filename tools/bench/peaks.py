@@ -1,4 +1,4 @@
-"""Yardsticks: the limits of one core, measured in the same rounds as what is held against them."""
+"""Yardsticks: the machine's limits, measured in the same rounds as what is held against them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.ops.native import library
+from glm5_ascend.ops.native.library import threads as native_threads
 from tools.bench.machine import last_level_cache
 
 _ROUNDS = 100_000
@@ -20,43 +21,48 @@ _READ_BYTES = {"dram": 128 << 20, "cache": 4 << 20}
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """``run`` does ``amount`` operations, or reads as many bytes, on one thread."""
+    """``run`` does ``amount`` operations, or reads as many bytes, on ``threads`` threads."""
 
     name: str
     title: str
     unit: str
     amount: float
     run: Callable[[], object]
+    threads: int = 1
 
     def rate(self, microseconds: float) -> float:
         """Giga-operations or gigabytes per second."""
         return self.amount / microseconds / 1e3
 
 
-def arithmetic(kind: str) -> Yardstick | None:
+def arithmetic(kind: str, threads: int = 1) -> Yardstick | None:
     """Multiplications plus additions with everything in registers, ``kind`` "f32", "bf16", "int8".
 
-    None where the processor has no instruction for that.
+    On more than one thread it runs ten times as long, so that waking them hardly counts. None where
+    the processor has no instruction for that.
     """
-    peak = library("native").g5_peak
-    peak.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]
+    rounds = _ROUNDS if threads == 1 else 10 * _ROUNDS
     count = ctypes.c_int64()
     where = ctypes.byref(count)
 
     def run() -> object:
-        return peak(_KINDS[kind], _ROUNDS, where)
+        peak = library("native").g5_peak_everywhere
+        peak.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]
+        return peak(_KINDS[kind], rounds, where)
 
     if run() != 0:
         return None
-    return Yardstick(kind, f"peak {kind} ({_INSTRUCTIONS[kind]})", "GOP/s", count.value, run)
+    title = f"peak {kind} ({_INSTRUCTIONS[kind]})"
+    amount = count.value * threads / native_threads()
+    return Yardstick(kind, title, "GOP/s", amount, run, threads)
 
 
-def reading(level: str) -> Yardstick:
+def reading(level: str, threads: int = 1) -> Yardstick:
     """Reading once through memory: ``level`` "dram", or "cache" for what fits into it."""
     # amax is torch's fastest reduction: one vector instruction per load.
     buffer = torch.ones(_READ_BYTES[level] // 4)
     title = f"read {_READ_BYTES[level] >> 20} MiB from {level}"
-    return Yardstick(level, title, "GB/s", buffer.nbytes, buffer.amax)
+    return Yardstick(level, title, "GB/s", buffer.nbytes, buffer.amax, threads)
 
 
 def memory_level(nbytes: float) -> str:
@@ -77,3 +83,20 @@ def floor_us(
 ) -> float:
     """The least time in microseconds: max(sum of flops / peak, bytes / bandwidth), giga per s."""
     return max(arithmetic_us(flops, rates), nbytes / bandwidth / 1e3)
+
+
+def ceiling(
+    one_us: float,
+    flops: Mapping[str, float],
+    nbytes: float,
+    one: Mapping[str, float],
+    two: Mapping[str, float],
+    level: str,
+) -> float:
+    """How many times faster than ``one_us`` two threads can be at most on this machine.
+
+    All that one thread does shrinks as the arithmetic does from the rates ``one`` to ``two``, but
+    two threads cannot be done before they have read ``nbytes`` from ``level``.
+    """
+    arithmetic = one_us * arithmetic_us(flops, two) / arithmetic_us(flops, one)
+    return one_us / max(arithmetic, nbytes / two[level] / 1e3)

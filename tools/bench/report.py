@@ -58,6 +58,12 @@ def _caveats(rows: Sequence[Row]) -> str:
     stolen = max(row["stolen_cores"] for row in rows)
     load = max(row["load_average"] for row in rows)
     limits = ", ".join(_limits(rows))
+    more = " Large tensors lie in 2 MiB pages, everybody's." if rows[0].get("large_pages") else ""
+    if any("ceiling" in row for row in rows):
+        more += (
+            " What two threads can gain at most follows from the arithmetic and the bandwidth of"
+            " both cores in the same turns."
+        )
     return (
         "Medians in microseconds per call, 20 % and 80 % quantiles in brackets, on one thread"
         " unless the line says otherwise. All contestants of a line ran in turns in one process,"
@@ -67,7 +73,7 @@ def _caveats(rows: Sequence[Row]) -> str:
         " that of the processor's own instructions,"
         f" measured in the same turns ({limits}, medians over the cases); the distance to the floor"
         f" is time over max(operations / limit, bytes / bandwidth). A kernel is what the function"
-        f" calls once it has checked its arguments. Load average up to {load:.2f};"
+        f" calls once it has checked its arguments.{more} Load average up to {load:.2f};"
         f" other processes used up to {other:.2f} cores, the host took up to {stolen:.2f}."
     )
 
@@ -76,7 +82,7 @@ def _limits(rows: Sequence[Row]) -> list[str]:
     found: dict[str, list[float]] = {}
     units = {}
     for row in rows:
-        if row["kind"] == "limit":
+        if row["kind"] == "limit" and row["threads"] == 1:
             found.setdefault(row["contestant"], []).append(row["rate"])
             units[row["contestant"]] = row["rate_unit"]
     return [f"{name} {median(rates):.0f} {units[name]}" for name, rates in found.items()]

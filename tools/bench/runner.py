@@ -9,7 +9,15 @@ import torch
 
 from tools.bench.case import Absent, Case, Contestant
 from tools.bench.machine import Affinity, Load, Watch
-from tools.bench.peaks import Yardstick, arithmetic, arithmetic_us, floor_us, memory_level, reading
+from tools.bench.peaks import (
+    Yardstick,
+    arithmetic,
+    arithmetic_us,
+    ceiling,
+    floor_us,
+    memory_level,
+    reading,
+)
 from tools.bench.timing import Entrant, Timing, race
 
 Row = dict[str, Any]
@@ -33,7 +41,7 @@ def measure(case: Case, seconds: float, affinity: Affinity) -> tuple[list[Row], 
         contestants.append(entry)
     yardsticks = _yardsticks(case)
     entrants = {key(c.name, c.threads): Entrant(c.run, c.threads) for c in contestants}
-    entrants |= {y.title: Entrant(y.run) for y in yardsticks}
+    entrants |= {key(y.title, y.threads): Entrant(y.run, y.threads) for y in yardsticks}
     watch = Watch()
     with torch.inference_mode():
         timings = race(entrants, seconds, set_threads=set_threads)
@@ -55,7 +63,10 @@ def rows(
     load: Load,
 ) -> list[Row]:
     """What was measured, with the limits of the same race."""
-    rates = {y.name: y.rate(timings[y.title].median) for y in yardsticks}
+    rates, two = (
+        {y.name: y.rate(timings[key(y.title, n)].median) for y in yardsticks if y.threads == n}
+        for n in (1, 2)
+    )
     level = memory_level(case.nbytes)
     common: Row = {
         "op": case.operator,
@@ -74,15 +85,18 @@ def rows(
     if known:
         limits["floor_us"] = floor_us(case.flops, case.nbytes, rates, rates[level])
         limits["arithmetic_us"] = arithmetic_us(case.flops, rates)
+    alone = [timings[c.name].median for c in contestants if (c.kind, c.threads) == ("project", 1)]
+    if known and two and alone:
+        limits["ceiling"] = ceiling(min(alone), case.flops, case.nbytes, rates, two, level)
     made = [
         {**common, **limits, "contestant": c.name, "kind": c.kind, "threads": c.threads}
         | _times(timings[key(c.name, c.threads)])
         for c in contestants
     ]
     made += [
-        {**common, "contestant": y.title, "kind": "limit", "threads": 1}
-        | {"rate": rates[y.name], "rate_unit": y.unit}
-        | _times(timings[y.title])
+        {**common, "contestant": y.title, "kind": "limit", "threads": y.threads}
+        | {"rate": (rates if y.threads == 1 else two)[y.name], "rate_unit": y.unit}
+        | _times(timings[key(y.title, y.threads)])
         for y in yardsticks
     ]
     return made
@@ -101,8 +115,12 @@ def _times(timing: Timing) -> Row:
 
 
 def _yardsticks(case: Case) -> list[Yardstick]:
-    found = [arithmetic(kind) for kind in case.flops]
-    return [y for y in found if y is not None] + [reading(memory_level(case.nbytes))]
+    found: list[Yardstick] = []
+    for threads in (1, 2) if case.scaling else (1,):
+        kinds = [arithmetic(kind, threads) for kind in case.flops]
+        found += [y for y in kinds if y is not None]
+        found.append(reading(memory_level(case.nbytes), threads))
+    return found
 
 
 def _switch(affinity: Affinity) -> Any:

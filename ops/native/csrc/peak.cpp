@@ -1,5 +1,7 @@
 // How fast one thread multiplies and adds with everything in registers: the limit that
 // measurements of the kernels are set against.
+#include <atomic>
+
 #include "g5_vec.h"
 
 namespace {
@@ -62,4 +64,24 @@ G5_EXPORT int g5_peak(int kind, int64_t rounds, int64_t* operations) {
   }
 #endif
   return UNSUPPORTED;
+}
+
+// The same in each of g5_threads() threads at once; `operations` of all together.
+G5_EXPORT int g5_peak_everywhere(int kind, int64_t rounds, int64_t* operations) {
+  struct Context {
+    int kind;
+    int64_t rounds;
+    std::atomic<int64_t> operations{0};
+    std::atomic<int> error{g5::OK};
+  } context{kind, rounds};
+  const auto task = [](void* raw, int64_t, int) {
+    Context& c = *static_cast<Context*>(raw);
+    int64_t done = 0;
+    const int error = g5_peak(c.kind, c.rounds, &done);
+    if (error != g5::OK) c.error = error;
+    c.operations += done;
+  };
+  g5_run(g5_threads(), task, &context);
+  *operations = context.operations;
+  return context.error;
 }
