@@ -52,7 +52,9 @@ def test_blocks(src: str, dst: str, unit: int, seed: int) -> None:
     want = target.image.copy()
     for i in range(count):
         start = source.address + i * (length * unit + src_gap * 32)
-        want[i * (length + dst_gap) * unit :][: length * unit] = source.image[start:][: length * unit]
+        want[i * (length + dst_gap) * unit :][: length * unit] = source.image[start:][
+            : length * unit
+        ]
     assert np.array_equal(got, want)
 
 
@@ -64,8 +66,10 @@ def test_bias_is_widened(narrow: str) -> None:
         "blocks", At("BT", np.zeros(256, np.uint8)), At("L1", stored), [1, 2, 0, 0],
         dtype="float", other=narrow,
     )  # fmt: skip
-    wide = stored.astype(np.float32) if narrow == "half" else (stored.astype(np.uint32) << 16).view(
-        np.float32
+    wide = (
+        stored.astype(np.float32)
+        if narrow == "half"
+        else (stored.astype(np.uint32) << 16).view(np.float32)
     )
     assert np.array_equal(got.view(np.float32), wide)
 

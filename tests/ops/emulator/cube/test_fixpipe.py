@@ -50,7 +50,9 @@ def _scales(rng: np.random.Generator, mode: str, n: int) -> np.ndarray:
     return scales.view(np.uint32).astype(np.uint64) | ((offsets & 0x1FF) << 37).astype(np.uint64)
 
 
-def _convert(values: np.ndarray, mode: str, dtype: str, parameters: np.ndarray, relu: bool) -> np.ndarray:
+def _convert(
+    values: np.ndarray, mode: str, dtype: str, parameters: np.ndarray, relu: bool
+) -> np.ndarray:
     """[m][n] of the result's stored type."""
     if relu:
         values = np.where(values < 0, values.dtype.type(0), values)
@@ -176,7 +178,9 @@ def test_every_half_and_bf16() -> None:
     bits = np.arange(0, 0x7C00, dtype=np.uint16)
     exact = bits.view(np.float16).astype(np.float64)
     middle = (exact + np.append(exact[1:], 65536.0)) / 2
-    ties = np.concatenate([f(middle) for f in (lambda x: x, lambda x: x * (1 - 2**-23), lambda x: x * (1 + 2**-23))])
+    ties = np.concatenate(
+        [f(middle) for f in (lambda x: x, lambda x: x * (1 - 2**-23), lambda x: x * (1 + 2**-23))]
+    )
     brain = (np.arange(0, 0x7F80, 13, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
     for values, mode, want in (
         (ties.astype(np.float32), "F322F16", lambda v: v.astype(np.float16).view(np.uint16)),

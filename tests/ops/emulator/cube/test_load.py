@@ -51,7 +51,10 @@ def _squares(rng: np.random.Generator, dtype: str, count: int) -> tuple[np.ndarr
     if dtype not in ("float", "int32"):
         return squares, turned.view(np.uint8).reshape(count, -1, FRACTAL)
     # Two fractals of 16 x 8, side by side.
-    cut = [np.ascontiguousarray(m.reshape(count, 16, 2, 8).transpose(0, 2, 1, 3)) for m in (squares, turned)]
+    cut = [
+        np.ascontiguousarray(m.reshape(count, 16, 2, 8).transpose(0, 2, 1, 3))
+        for m in (squares, turned)
+    ]
     return cut[0], cut[1].view(np.uint8).reshape(count, 2, FRACTAL)
 
 
@@ -78,11 +81,15 @@ def test_transposed(dtype: str, dst: str, seed: int) -> None:
     want = old.reshape(-1, FRACTAL).copy()
     for i in range(repeat):
         for j in range(fractals):
-            want[i * (gap + 1) + j * (inner + 1)] = turned[start + (-step if backwards else step) * i, j]
+            want[i * (gap + 1) + j * (inner + 1)] = turned[
+                start + (-step if backwards else step) * i, j
+            ]
     assert np.array_equal(got, want.ravel())
 
 
-def _tile(rng: np.random.Generator, dtype: str, square: bool) -> tuple[np.ndarray, list[int], np.ndarray]:
+def _tile(
+    rng: np.random.Generator, dtype: str, square: bool
+) -> tuple[np.ndarray, list[int], np.ndarray]:
     """Matrix, parameters and tile; with ``square`` the tile's sizes are multiples of 16 and C0."""
     c0 = 32 // SIZES[dtype]
     unit = max(16, c0)
@@ -122,7 +129,9 @@ def test_3d(dtype: str, dst: str, transpose: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("dtype", "dst"), [("int8", "L0A"), ("half", "L0A"), ("half", "L0B"), ("float", "L0B")])
+@pytest.mark.parametrize(
+    ("dtype", "dst"), [("int8", "L0A"), ("half", "L0A"), ("half", "L0B"), ("float", "L0B")]
+)
 def test_ragged_3d(dtype: str, dst: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     c0 = 32 // SIZES[dtype]
@@ -165,7 +174,17 @@ def test_nothing_to_do() -> None:
 
 
 L1, L0 = np.zeros(65536, np.uint8), np.zeros(4096, np.uint8)
-TILE = [1, 64, 64, 16, 16, 0, 0, 0, 1]  # l1H l1W channelSize kExt mExt kStart mStart transpose filter
+TILE = [
+    1,
+    64,
+    64,
+    16,
+    16,
+    0,
+    0,
+    0,
+    1,
+]  # l1H l1W channelSize kExt mExt kStart mStart transpose filter
 WRONG = {
     "2d transpose of 8 bits": ("DTYPE", "load_2d", "int8", "L0A", [0, 1, 1, 0, 1, 0]),
     "2d transpose of 32 bits": ("DTYPE", "load_2d", "float", "L0A", [0, 1, 1, 0, 1, 0]),

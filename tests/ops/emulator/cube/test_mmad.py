@@ -19,14 +19,24 @@ from tests.ops.emulator.cube.models import (
 
 C0 = {"int4": 64, "int8": 32, "half": 16, "bf16": 16, "float": 8}
 RESULT = {"int4": "int32", "int8": "int32"}
-SIZES = [(16, 16, 16), (32, 48, 64), (5, 20, 24), (1, 16, 64), (1, 37, 50), (128, 16, 33), (17, 128, 7)]
+SIZES = [
+    (16, 16, 16),
+    (32, 48, 64),
+    (5, 20, 24),
+    (1, 16, 64),
+    (1, 37, 50),
+    (128, 16, 33),
+    (17, 128, 7),
+]
 
 
 def _operands(
     rng: np.random.Generator, dtype: str, m: int, n: int, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     if dtype == "int4":
-        return rng.integers(-8, 8, (m, k), dtype=np.int8), rng.integers(-8, 8, (k, n), dtype=np.int8)
+        return rng.integers(-8, 8, (m, k), dtype=np.int8), rng.integers(
+            -8, 8, (k, n), dtype=np.int8
+        )
     return random_values(rng, dtype, (m, k)), random_values(rng, dtype, (k, n))
 
 
@@ -195,5 +205,11 @@ def test_wrong_bias() -> None:
     table = At("BT", ROOM[:1024])
     assert finding("mmad_bias", *ends, [16, 16, 16, 0, 0, 1], third=table, **call) == "PARAM"
     assert finding("mmad_bias", *ends, [16, 272, 16, 0, 1, 0], third=table, **call) == "OOB"
-    assert finding("mmad_bias", *ends, [16, 16, 16, 0, 1, 0], third=At("BT", ROOM[:1024], 32), **call) == "ALIGN"
-    assert finding("mmad_bias", *ends, [16, 16, 16, 0, 1, 0], third=At("L1", ROOM), **call) == "UNSUPPORTED"
+    assert (
+        finding("mmad_bias", *ends, [16, 16, 16, 0, 1, 0], third=At("BT", ROOM[:1024], 32), **call)
+        == "ALIGN"
+    )
+    assert (
+        finding("mmad_bias", *ends, [16, 16, 16, 0, 1, 0], third=At("L1", ROOM), **call)
+        == "UNSUPPORTED"
+    )

@@ -26,7 +26,11 @@ def test_pad_in(op: str, dtype: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = SIZES[dtype]
     count, elements = int(rng.integers(1, 5)), int(rng.integers(1, 40))
-    length, src_gap, dst_gap = elements * size, int(rng.integers(0, 5)) * size, int(rng.integers(0, 3))
+    length, src_gap, dst_gap = (
+        elements * size,
+        int(rng.integers(0, 5)) * size,
+        int(rng.integers(0, 3)),
+    )
     left, right = (int(v) for v in rng.integers(0, 32 // size + 1, 2))
     if seed < 2:
         left = right = 0
@@ -67,7 +71,11 @@ def test_pad_out(op: str, dtype: str, seed: int) -> None:
     source = rng.integers(0, 256, 4096, dtype=np.uint8)
     old = rng.integers(0, 256, 4096, dtype=np.uint8)
     got = result(
-        op, At("GM", old, size), At("UB", source, 64), [count, length, src_gap, dst_gap], dtype=dtype
+        op,
+        At("GM", old, size),
+        At("UB", source, 64),
+        [count, length, src_gap, dst_gap],
+        dtype=dtype,
     )
     want = old.copy()
     for i in range(count):
