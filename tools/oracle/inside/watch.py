@@ -1,0 +1,87 @@
+"""Makes visible what a loader does in silence: memory never written, casts, double writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import deterministic
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill uninitialised memory: NaN in floating point, the largest value in integers."""
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def uninitialised(model: torch.nn.Module, prefix: str = "") -> list[str]:
+    """Names of the parameters of ``model`` that still hold the filling of :func:`poisoned`.
+
+    Integer parameters of one element are left out: the filling is a value that they may have.
+    """
+    return [prefix + name for name, value in model.named_parameters() if _is_filled(value.detach())]
+
+
+def healed(model: torch.nn.Module, prefix: str) -> set[str]:
+    """Names of floating-point parameters without a NaN: loaded, or taken from another model."""
+    return {
+        prefix + name
+        for name, value in model.named_parameters()
+        if value.is_floating_point() and not torch.isnan(value.float()).any()
+    }
+
+
+def _is_filled(value: torch.Tensor) -> bool:
+    if value.is_floating_point():
+        return bool(torch.isnan(value.float()).any())
+    if value.numel() < 2 or value.dtype is torch.bool:
+        return False
+    rows = value.reshape(-1, value.shape[-1]) if value.shape[-1] > 8 else value.reshape(1, -1)
+    return bool((rows == torch.iinfo(value.dtype).max).all(dim=1).any())
+
+
+class CopyWatch(TorchFunctionMode):
+    """Notes copies of integers into floating point, and of another value into the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast: list[str] = []
+        self.overwritten: list[str] = []
+        self._written: dict[tuple[int, torch.Size], torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.copy_ and isinstance(args[1], torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                self._note(args[0].detach(), args[1].detach())
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        shape = "x".join(map(str, target.shape)) or "scalar"
+        if target.is_floating_point() and not source.is_floating_point():
+            _add(self.cast, f"{source.dtype} into {target.dtype} [{shape}]")
+        # The names of the parameters are not known here; what differs is told by type and shape.
+        key = (target.data_ptr(), target.shape)
+        before = self._written.get(key)
+        if before is not None and not torch.equal(before, source.to(target.dtype)):
+            _add(self.overwritten, f"{target.dtype} [{shape}]")
+        if target.numel() <= _SMALL:
+            self._written[key] = source.to(target.dtype).clone()
+
+
+# Only parameters of a few values are shared by several tensors of a checkpoint.
+_SMALL = 4096
+
+
+def _add(texts: list[str], text: str) -> None:
+    if text not in texts:
+        texts.append(text)
