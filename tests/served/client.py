@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import urllib.request
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,3 +84,8 @@ def metric(server: ServerHandle, name: str) -> float:
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def decisions_file(tokens: Sequence[int]) -> str:
+    """Return the name of the file that ``tests/served/recorded.py`` writes for these tokens."""
+    return f"{zlib.crc32(json.dumps(list(tokens)).encode()):08x}.safetensors"

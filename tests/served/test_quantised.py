@@ -1,24 +1,26 @@
 """W4A8 through ``serve`` against a dequantise-and-run reference, and against itself.
 
-The reference (transformers with dequantised weights and fake-quantised activations) shares no code
-with the engine. Both round activations to int8; a few of these lie within F32 noise of a tie, and
-one code that falls the other way moves the logits by about 1e-2. So the tight comparison lets the
-reference settle ties, too, besides its choices of keys and experts; nothing further off than a
-hundredth of a step is a tie.
+The reference (transformers in F64 with dequantised weights and fake-quantised activations) shares
+no code with the engine. Both round activations to int8; a few of these lie within F32 noise of a
+tie, and one code that falls the other way moves the logits by about 1e-2 of their deviation and,
+through the caches, those of later steps by up to a few tenths. So the engine writes its decisions
+down, and the reference follows those that its own values show to be ties (see support/ties.py).
 """
 
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.served.client import Completion, complete_all, score, texts
+from tests.served.client import Completion, complete_all, decisions_file, score, texts
 from tests.served.conftest import Serve
-from tests.support.oracle import AscendOracle
+from tests.support.oracle import AscendOracle, Choices
 from tests.support.teacher_forced import step_errors, teacher_forced_error
+from tests.support.ties import WINDOWS, Ties
 
 pytestmark = pytest.mark.engine
 
@@ -26,24 +28,37 @@ TOKENS = 192  # three times index_topk
 PROMPTS = 64
 NEW = 16
 CLOSE = 0.05
+EXACT = 1e-3
+# Measured: 0.05 ties per token in these texts, 0.02 to 0.12 in single ones. Their number is
+# proportional to the engine's rounding noise.
+MOST_TIES = 0.15
+RECORDED = ("--logits-processors", "tests.served.recorded:Recorded")
 
 
 def test_logits_with_injected_choices(serve: Serve, w4a8: Path, tmp_path: Path) -> None:
-    tokens = texts(1, TOKENS)[0]
-    oracle = AscendOracle(w4a8, record_codes=True)
-    wanted = oracle.forward(torch.tensor(tokens))
-    choices = tmp_path / "choices.safetensors"
-    wanted.choices.save(choices)
+    tokens, folder = texts(1, TOKENS)[0], tmp_path / "decisions"
+    oracle = AscendOracle(w4a8, dtype=torch.float64)
+    given = oracle.forward(torch.tensor(tokens)).choices
+    given.save(tmp_path / "choices.safetensors")
     server = serve(
         w4a8,
-        *("--logits-processors", "tests.served.settled:Settled"),
-        GLM5_ASCEND_INJECT=str(choices),
-        GLM5_TEST_CODES=str(choices),
-        GLM5_ASCEND_OP_BACKEND="reference",  # the one whose rounding can be reached
+        *RECORDED,
+        GLM5_ASCEND_INJECT=str(tmp_path / "choices.safetensors"),
+        GLM5_TEST_DECISIONS=str(folder),
     )
-    error = teacher_forced_error(score(server, tokens), wanted.logits[:-1])
+    folder.mkdir()
+    logprobs = score(server, tokens)
+    taken = Choices.load(folder / decisions_file(tokens))
+    for layer, rows in given.topk_indices.items():
+        assert torch.equal(taken.topk_indices[layer], rows)
+    for layer, ids in given.expert_ids.items():
+        assert torch.equal(taken.expert_ids[layer], ids)
+    ties = Ties({**WINDOWS, "key": inf, "expert": inf})
+    logits = oracle.forward(torch.tensor(tokens), taken, ties).logits[:-1]
+    error = teacher_forced_error(logprobs, logits)
     print(f"max logit error with injected choices: {error:.1e} of the logits' deviation")
-    assert error <= 1e-3
+    assert not ties.refused, ties.refused[0]
+    assert error <= EXACT
 
 
 def differences(base: list[Completion], other: list[Completion]) -> list[float]:
@@ -57,17 +72,33 @@ def differences(base: list[Completion], other: list[Completion]) -> list[float]:
     return gaps
 
 
-def test_logits_and_tokens_without_help(serve: Serve, w4a8: Path) -> None:
-    oracle, precise = AscendOracle(w4a8), AscendOracle(w4a8, dtype=torch.float64)
-    plain = serve(w4a8)
-    errors, noise = [], []
+def test_logits_and_tokens_without_help(serve: Serve, w4a8: Path, tmp_path: Path) -> None:
+    oracle, folder = AscendOracle(w4a8, dtype=torch.float64), tmp_path / "decisions"
+    plain = serve(w4a8, *RECORDED, GLM5_TEST_DECISIONS=str(folder))
+    folder.mkdir()
+    alone, followed, ties = [], [], []
     for tokens in texts(4, TOKENS):
-        logits = oracle.forward(torch.tensor(tokens)).logits[:-1]
-        errors.append(step_errors(score(plain, tokens), logits))
-        noise.append(step_errors(logits, precise.forward(torch.tensor(tokens)).logits[:-1]))
-    share, own = (float((torch.cat(e) < CLOSE).double().mean()) for e in (errors, noise))
-    print(f"{share:.2%} of {sum(map(len, errors))} steps within {CLOSE}")
-    print(f"the reference in F32 and itself in F64: {own:.2%}")
+        logprobs, ids, found = score(plain, tokens), torch.tensor(tokens), Ties()
+        taken = Choices.load(folder / decisions_file(tokens))
+        alone.append(step_errors(logprobs, oracle.forward(ids).logits[:-1]))
+        logits = oracle.forward(ids, taken, found).logits[:-1]
+        followed.append(step_errors(logprobs, logits))
+        # Before its first tie an engine needs no help at all.
+        first = min((tie.row for tie in found.adopted), default=len(tokens))
+        assert alone[-1][:first].max() <= EXACT
+        ties.append(found)
+    folder.rename(tmp_path / "recorded")  # from here on nothing is written
+
+    close = (torch.cat(alone) < CLOSE).double().mean()
+    adopted = [tie for found in ties for tie in found.adopted]
+    count, worst = sum(map(len, alone)), float(torch.cat(followed).max())
+    print(f"{close:.2%} of {count} steps within {CLOSE} of the reference alone (issue: 99 %)")
+    print(f"100 % within {worst:.1e} of it once it follows {len(adopted)} ties")
+    print(f"largest margin of a tie {max((tie.margin for tie in adopted), default=0):.1e}")
+    for found in ties:
+        assert not found.refused, found.refused[0]
+    assert worst <= EXACT
+    assert len(adopted) <= MOST_TIES * count
 
     prompts = texts(PROMPTS, 72)
     base = complete_all(plain, prompts, NEW, at_once=1)
@@ -81,6 +112,3 @@ def test_logits_and_tokens_without_help(serve: Serve, w4a8: Path) -> None:
         print(f"{name}: {len(gaps)} of {PROMPTS} prompts diverge, gaps {gaps}")
         assert len(gaps) <= 2, name
         assert all(gap < CLOSE for gap in gaps), name
-    # Measured 93.5 %. Rounding ties decide the rest, for the reference alone too (94.9 %). Engine
-    # and reference are two F32 computations, which leave the F64 one at steps of their own.
-    assert share >= max(0.9, own**2)

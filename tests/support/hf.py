@@ -17,6 +17,7 @@ from tests.support.choices import Choices, Forward
 from tests.support.double import F32Angles, double_precision
 from tests.support.mtp import MtpOracle
 from tests.support.probe import Probe
+from tests.support.ties import Ties
 from tests.support.weights import dequantise_fp8, fuse_experts, read_config, read_tensors
 
 Tokens = Sequence[int] | torch.Tensor
@@ -82,9 +83,14 @@ class HfOracle:
             return MtpOracle(self)
 
     @torch.no_grad()
-    def forward(self, tokens: Tokens, inject: Choices | None = None) -> Forward:
-        """Run all tokens of one sequence at once (no cache)."""
-        return self._run(tokens, 0, inject, None)
+    def forward(
+        self, tokens: Tokens, inject: Choices | None = None, ties: Ties | None = None
+    ) -> Forward:
+        """Run all tokens of one sequence at once (no cache).
+
+        With ``ties``, injected choices are followed only where these find a tie.
+        """
+        return self._run(tokens, 0, inject, None, ties)
 
     @torch.no_grad()
     def forward_cached(self, chunks: Sequence[Tokens], inject: Choices | None = None) -> Forward:
@@ -100,9 +106,16 @@ class HfOracle:
             joined([p.choices for p in parts]),
         )
 
-    def _run(self, tokens: Tokens, start: int, inject: Choices | None, cache: Any) -> Forward:
+    def _run(
+        self,
+        tokens: Tokens,
+        start: int,
+        inject: Choices | None,
+        cache: Any,
+        ties: Ties | None = None,
+    ) -> Forward:
         ids = torch.as_tensor(tokens, dtype=torch.long).unsqueeze(0)
-        self.probe.begin(start, inject)
+        self.probe.begin(start, inject, ties)
         with self._precision():
             output = self.model.model(
                 input_ids=ids, past_key_values=cache, use_cache=cache is not None
