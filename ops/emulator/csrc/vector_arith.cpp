@@ -41,14 +41,20 @@ template <Op op, class T>
 T apply(T a, T b, T d) {
   constexpr bool fp = std::is_floating_point_v<T>;
   if constexpr (op == Op::Add || op == Op::Adds) {
-    if constexpr (fp) return a + b;
-    else return wrapping(Op::Add, a, b);
+    if constexpr (fp)
+      return a + b;
+    else
+      return wrapping(Op::Add, a, b);
   } else if constexpr (op == Op::Sub) {
-    if constexpr (fp) return a - b;
-    else return wrapping(Op::Sub, a, b);
+    if constexpr (fp)
+      return a - b;
+    else
+      return wrapping(Op::Sub, a, b);
   } else if constexpr (op == Op::Mul || op == Op::Muls) {
-    if constexpr (fp) return a * b;
-    else return wrapping(Op::Mul, a, b);
+    if constexpr (fp)
+      return a * b;
+    else
+      return wrapping(Op::Mul, a, b);
   } else if constexpr (op == Op::Max || op == Op::Maxs) {
     return larger(a, b);
   } else if constexpr (op == Op::Min || op == Op::Mins) {
@@ -104,18 +110,22 @@ void plain(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar
   if constexpr (has_scalar(op)) std::memcpy(&s, &scalar, sizeof s);
 #pragma GCC ivdep
   for (std::size_t i = 0; i < n; i++) {
-    if constexpr (has_scalar(op)) to[i] = apply<op, T>(x[i], s, accumulates(op) ? to[i] : T{});
-    else if constexpr (has_second(op)) to[i] = apply<op, T>(x[i], y[i], accumulates(op) ? to[i] : T{});
-    else to[i] = apply<op, T>(x[i], T{}, T{});
+    if constexpr (has_scalar(op))
+      to[i] = apply<op, T>(x[i], s, accumulates(op) ? to[i] : T{});
+    else if constexpr (has_second(op))
+      to[i] = apply<op, T>(x[i], y[i], accumulates(op) ? to[i] : T{});
+    else
+      to[i] = apply<op, T>(x[i], T{}, T{});
   }
 }
 
-// x cut to float, with the last bit set where bits were cut off: rounding that to half gives x rounded
-// to half once. A product of halves plus a half is exact in double, as far as half reaches.
+// x cut to float, with the last bit set where bits were cut off: rounding that to half gives x
+// rounded to half once. A product of halves plus a half is exact in double, as far as half reaches.
 float cut(double x) {
   const float nearest = static_cast<float>(x);
   uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if (nearest != x && !is_nan(x)) bits = (bits - (std::fabs(static_cast<double>(nearest)) > std::fabs(x))) | 1;
+  if (nearest != x && !is_nan(x))
+    bits = (bits - (std::fabs(static_cast<double>(nearest)) > std::fabs(x))) | 1;
   return std::bit_cast<float>(bits);
 }
 
@@ -128,7 +138,8 @@ float rounded_later(float a, float b, float d) {
 // Half sources; the destination is half, or float where Wide is set.
 template <Op op, bool Wide>
 void halves(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar, std::size_t n) {
-  const uint16_t *x = reinterpret_cast<const uint16_t*>(a), *y = reinterpret_cast<const uint16_t*>(b);
+  const uint16_t *x = reinterpret_cast<const uint16_t*>(a),
+                 *y = reinterpret_cast<const uint16_t*>(b);
   float left[CHUNK], right[CHUNK], to[CHUNK];
   const float s = half_value(static_cast<uint16_t>(scalar));
   for (std::size_t start = 0; start < n; start += CHUNK) {
@@ -140,8 +151,10 @@ void halves(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scala
 #pragma GCC ivdep
     for (std::size_t i = 0; i < part; i++) {
       const float other = has_scalar(op) ? s : has_second(op) ? right[i] : 0.0f;
-      if constexpr (accumulates(op) && !Wide) out[i] = rounded_later<op>(left[i], other, out[i]);
-      else out[i] = apply<op, float>(left[i], other, accumulates(op) ? out[i] : 0.0f);
+      if constexpr (accumulates(op) && !Wide)
+        out[i] = rounded_later<op>(left[i], other, out[i]);
+      else
+        out[i] = apply<op, float>(left[i], other, accumulates(op) ? out[i] : 0.0f);
     }
     if constexpr (!Wide) narrow(to, reinterpret_cast<uint16_t*>(d) + start, part);
   }
@@ -153,10 +166,14 @@ void bitwise(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scal
   const T *x = reinterpret_cast<const T*>(a), *y = reinterpret_cast<const T*>(b);
 #pragma GCC ivdep
   for (std::size_t i = 0; i < n; i++) {
-    if constexpr (op == Op::And) to[i] = static_cast<T>(x[i] & y[i]);
-    else if constexpr (op == Op::Or) to[i] = static_cast<T>(x[i] | y[i]);
-    else if constexpr (op == Op::Not) to[i] = static_cast<T>(~x[i]);
-    else to[i] = shifted(op, x[i], scalar);
+    if constexpr (op == Op::And)
+      to[i] = static_cast<T>(x[i] & y[i]);
+    else if constexpr (op == Op::Or)
+      to[i] = static_cast<T>(x[i] | y[i]);
+    else if constexpr (op == Op::Not)
+      to[i] = static_cast<T>(~x[i]);
+    else
+      to[i] = shifted(op, x[i], scalar);
   }
 }
 

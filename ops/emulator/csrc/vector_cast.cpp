@@ -15,9 +15,12 @@ namespace {
 
 template <int Mode>
 float integral(float x) {
-  if constexpr (Mode == FLOOR) return std::floor(x);
-  else if constexpr (Mode == CEIL) return std::ceil(x);
-  else if constexpr (Mode == TRUNC) return std::trunc(x);
+  if constexpr (Mode == FLOOR)
+    return std::floor(x);
+  else if constexpr (Mode == CEIL)
+    return std::ceil(x);
+  else if constexpr (Mode == TRUNC)
+    return std::trunc(x);
   else if constexpr (Mode == ROUND) {
     const float whole = std::trunc(x);
     return std::fabs(x - whole) >= 0.5f ? whole + std::copysign(1.0f, x) : whole;
@@ -48,9 +51,12 @@ uint16_t half_rounded(float x) {
   if (half_value(inner) > size) inner--;
   const bool positive = sign == 0;
   bool outward = false;
-  if constexpr (Mode == FLOOR) outward = !positive;
-  else if constexpr (Mode == CEIL) outward = positive;
-  else if constexpr (Mode == ODD) outward = (inner & 1) == 0;
+  if constexpr (Mode == FLOOR)
+    outward = !positive;
+  else if constexpr (Mode == CEIL)
+    outward = positive;
+  else if constexpr (Mode == ODD)
+    outward = (inner & 1) == 0;
   else if constexpr (Mode == ROUND) {
     const double next = inner == 0x7bff ? 65536.0 : half_value(static_cast<uint16_t>(inner + 1));
     outward = size - static_cast<double>(half_value(inner)) >= next - size;
@@ -63,10 +69,14 @@ uint16_t bf16_rounded(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), rest = bits & 0xffff;
   const bool negative = bits >> 31, special = (bits & 0x7fffffff) > 0x7f800000;
   uint32_t up = 0;
-  if constexpr (Mode == FLOOR) up = negative && rest;
-  else if constexpr (Mode == CEIL) up = !negative && rest;
-  else if constexpr (Mode == ROUND) up = rest >= 0x8000;
-  else if constexpr (Mode != TRUNC) up = rest + (bits >> 16 & 1) > 0x8000;
+  if constexpr (Mode == FLOOR)
+    up = negative && rest;
+  else if constexpr (Mode == CEIL)
+    up = !negative && rest;
+  else if constexpr (Mode == ROUND)
+    up = rest >= 0x8000;
+  else if constexpr (Mode != TRUNC)
+    up = rest + (bits >> 16 & 1) > 0x8000;
   return static_cast<uint16_t>(special ? bits >> 16 | 0x40 : (bits >> 16) + up);
 }
 
@@ -83,7 +93,8 @@ float float_rounded(T x) {
   if constexpr (Mode == FLOOR) return low;
   if constexpr (Mode == CEIL) return high;
   if constexpr (Mode == TRUNC) return x > 0 ? low : high;
-  const __int128 down = exact - static_cast<__int128>(low), rise = static_cast<__int128>(high) - exact;
+  const __int128 down = exact - static_cast<__int128>(low),
+                 rise = static_cast<__int128>(high) - exact;
   if (down == rise) return x > 0 ? high : low;
   return nearest;
 }
@@ -126,12 +137,15 @@ template <int Mode>
 void store_rounded(std::byte* to, Elem target, std::size_t start, const float* x, std::size_t n) {
   switch (target) {
     case Elem::F32:
-      if constexpr (Mode == NONE) return store<float>(to, start, x, n, [](float v) { return v; });
-      else return store<float>(to, start, x, n, integral<Mode>);
+      if constexpr (Mode == NONE)
+        return store<float>(to, start, x, n, [](float v) { return v; });
+      else
+        return store<float>(to, start, x, n, integral<Mode>);
     case Elem::F16:
       if constexpr (Mode == NONE || Mode == RINT)
         return narrow(x, reinterpret_cast<uint16_t*>(to) + start, n);
-      else return store<uint16_t>(to, start, x, n, half_rounded<Mode>);
+      else
+        return store<uint16_t>(to, start, x, n, half_rounded<Mode>);
     case Elem::BF16: return store<uint16_t>(to, start, x, n, bf16_rounded<Mode>);
     case Elem::S8: return store<int8_t>(to, start, x, n, saturated<int8_t, Mode>);
     case Elem::U8: return store<uint8_t>(to, start, x, n, saturated<uint8_t, Mode>);
@@ -155,18 +169,21 @@ void from_wide(std::byte* to, Elem target, const std::byte* from, float scale, s
     for (std::size_t i = 0; i < n; i++) reinterpret_cast<To*>(to)[i] = fn(x[i]);
   };
   if (target == Elem::F32) return each(static_cast<float*>(nullptr), float_rounded<Mode, T>);
-  if (target == Elem::S64) return each(static_cast<int64_t*>(nullptr), [](T v) { return int64_t(v); });
+  if (target == Elem::S64)
+    return each(static_cast<int64_t*>(nullptr), [](T v) { return int64_t(v); });
   if (target == Elem::S32)
-    return each(static_cast<int32_t*>(nullptr), [](T v) {
-      return int32_t(std::clamp<int64_t>(v, INT32_MIN, INT32_MAX));
-    });
+    return each(static_cast<int32_t*>(nullptr),
+                [](T v) { return int32_t(std::clamp<int64_t>(v, INT32_MIN, INT32_MAX)); });
   if (target == Elem::S16)
-    return each(static_cast<int16_t*>(nullptr), [](T v) { return int16_t(std::clamp<T>(v, -32768, 32767)); });
-  each(static_cast<uint16_t*>(nullptr), [&](T v) { return half_bits(static_cast<float>(v) * scale); });
+    return each(static_cast<int16_t*>(nullptr),
+                [](T v) { return int16_t(std::clamp<T>(v, -32768, 32767)); });
+  each(static_cast<uint16_t*>(nullptr),
+       [&](T v) { return half_bits(static_cast<float>(v) * scale); });
 }
 
 template <int Mode>
-void convert_as(std::byte* to, Elem target, const std::byte* from, Elem source, float scale, std::size_t n) {
+void convert_as(std::byte* to, Elem target, const std::byte* from, Elem source, float scale,
+                std::size_t n) {
   if (source == Elem::S32) return from_wide<int32_t, Mode>(to, target, from, scale, n);
   if (source == Elem::S64) return from_wide<int64_t, Mode>(to, target, from, scale, n);
   float chunk[CHUNK];
@@ -179,8 +196,8 @@ void convert_as(std::byte* to, Elem target, const std::byte* from, Elem source, 
 
 }  // namespace
 
-void convert(std::byte* to, Elem target, const std::byte* from, Elem source, int rounding, float scale,
-             std::size_t n) {
+void convert(std::byte* to, Elem target, const std::byte* from, Elem source, int rounding,
+             float scale, std::size_t n) {
   switch (rounding) {
     case NONE: return convert_as<NONE>(to, target, from, source, scale, n);
     case RINT: return convert_as<RINT>(to, target, from, source, scale, n);

@@ -56,14 +56,14 @@ bool accumulating(Op op, Elem elem) {
          (elem == Elem::F16 || elem == Elem::F32);
 }
 
-void lane_by_lane(Issue issue, Op op, Operand dst, Operand a, const Operand* second, uint64_t scalar,
-                  Lanes lanes) {
+void lane_by_lane(Issue issue, Op op, Operand dst, Operand a, const Operand* second,
+                  uint64_t scalar, Lanes lanes) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   const Loop step = dst.elem == a.elem ? loop(op, dst.elem) : mixed_loop(op);
   if (!ins.dtype(step != nullptr, "operation does not exist for this type")) return;
   Operand b = second ? *second : a;
-  if (!in_ub(ins, {&dst, &a, &b}) || !strides_fit(ins, {&dst, &a, &b}, op == Op::Copy ? 65535 : 255,
-                                                  op == Op::Copy ? 65535 : 255))
+  if (!in_ub(ins, {&dst, &a, &b}) ||
+      !strides_fit(ins, {&dst, &a, &b}, op == Op::Copy ? 65535 : 255, op == Op::Copy ? 65535 : 255))
     return;
   const Elem widest = wider(dst.elem, a.elem);
   const Walk walk(ins, lanes, bits_of(widest));
@@ -78,7 +78,8 @@ void lane_by_lane(Issue issue, Op op, Operand dst, Operand a, const Operand* sec
   if (updates) walk.read(ins, dst);
   std::byte* to = walk.write(ins, dst);
   walk.runs({&dst, &a, &b}, [&](uint64_t r, uint32_t lane, uint64_t n) {
-    step(to + offset_of(dst, r, lane), x + offset_of(a, r, lane), y + offset_of(b, r, lane), scalar, n);
+    step(to + offset_of(dst, r, lane), x + offset_of(a, r, lane), y + offset_of(b, r, lane), scalar,
+         n);
   });
   charge(ins, class_of(op), walk, widest);
 }
@@ -99,7 +100,8 @@ bool shift_fits(Issue issue, Op op, Elem elem, Scalar scalar) {
 }  // namespace
 
 void unary(Issue issue, Op op, Operand dst, Operand a, Scalar scalar, Lanes lanes) {
-  if (shift_fits(issue, op, dst.elem, scalar)) lane_by_lane(issue, op, dst, a, nullptr, scalar.bits, lanes);
+  if (shift_fits(issue, op, dst.elem, scalar))
+    lane_by_lane(issue, op, dst, a, nullptr, scalar.bits, lanes);
 }
 
 void binary(Issue issue, Op op, Operand dst, Operand a, Operand b, Lanes lanes) {
@@ -110,12 +112,14 @@ void cast(Issue issue, Operand dst, Operand src, int rounding, Lanes lanes) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   const uint32_t modes = cast_modes(src.elem, dst.elem);
   if (!ins.dtype(modes != 0, "Cast does not know this pair of types")) return;
-  if (!ins.require(modes >> rounding & 1, "rounding mode %d does not exist for this pair of types", rounding) ||
+  if (!ins.require(modes >> rounding & 1, "rounding mode %d does not exist for this pair of types",
+                   rounding) ||
       !in_ub(ins, {&dst, &src}) || !strides_fit(ins, {&dst, &src}, 255, 255))
     return;
   const MaskState& state = core().state<MaskState>();
   const bool scaled = src.elem == Elem::S32 && dst.elem == Elem::F16;
-  if (!ins.require(!scaled || state.scaleKnown, "int32 to half needs SetDeqScale before it")) return;
+  if (!ins.require(!scaled || state.scaleKnown, "int32 to half needs SetDeqScale before it"))
+    return;
   const Elem widest = wider(dst.elem, src.elem);
   const Walk walk(ins, lanes, bits_of(widest));
   if (!walk.ok()) return;
@@ -127,8 +131,8 @@ void cast(Issue issue, Operand dst, Operand src, int rounding, Lanes lanes) {
   const bool packed = dst.elem == Elem::S4 || src.elem == Elem::S4;
   walk.runs({&dst, &src}, [&](uint64_t r, uint32_t lane, uint64_t n) {
     if (packed && !ins.require(lane % 2 == 0 && n % 2 == 0, "lanes of int4 come in pairs")) return;
-    convert(to + offset_of(dst, r, lane), dst.elem, from + offset_of(src, r, lane), src.elem, rounding,
-            state.scale, n);
+    convert(to + offset_of(dst, r, lane), dst.elem, from + offset_of(src, r, lane), src.elem,
+            rounding, state.scale, n);
   });
   charge(ins, VectorOp::Cast, walk, widest);
 }
@@ -149,10 +153,15 @@ void ramp(std::byte* to, Elem elem, uint64_t first, uint64_t index, uint64_t n) 
   const float single = std::bit_cast<float>(static_cast<uint32_t>(first));
   switch (elem) {
     case Elem::F16:
-      return each(reinterpret_cast<uint16_t*>(to), [&](uint64_t i) { return half_bits(half + float(int64_t(i))); });
-    case Elem::F32: return each(reinterpret_cast<float*>(to), [&](uint64_t i) { return single + float(int64_t(i)); });
-    case Elem::S16: return each(reinterpret_cast<uint16_t*>(to), [&](uint64_t i) { return uint16_t(first + i); });
-    default: return each(reinterpret_cast<uint32_t*>(to), [&](uint64_t i) { return uint32_t(first + i); });
+      return each(reinterpret_cast<uint16_t*>(to),
+                  [&](uint64_t i) { return half_bits(half + float(int64_t(i))); });
+    case Elem::F32:
+      return each(reinterpret_cast<float*>(to),
+                  [&](uint64_t i) { return single + float(int64_t(i)); });
+    case Elem::S16:
+      return each(reinterpret_cast<uint16_t*>(to), [&](uint64_t i) { return uint16_t(first + i); });
+    default:
+      return each(reinterpret_cast<uint32_t*>(to), [&](uint64_t i) { return uint32_t(first + i); });
   }
 }
 
@@ -190,7 +199,8 @@ void index_ramp(Issue issue, Operand dst, Scalar first, Lanes lanes) {
 void brcb(Issue issue, Operand dst, Operand src, int64_t repeats) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   if (!in_ub(ins, {&dst, &src}) || !ranged(ins, "repeatTime", repeats, 254) ||
-      !ranged(ins, "dstBlkStride", dst.block, 65535) || !ranged(ins, "dstRepStride", dst.repeat, 65535))
+      !ranged(ins, "dstBlkStride", dst.block, 65535) ||
+      !ranged(ins, "dstRepStride", dst.repeat, 65535))
     return;
   core().state<MaskState>().bitsKnown = false;
   if (!ins.require(dst.block > 0, "dstBlkStride is 0 with more than one block")) return;
@@ -209,7 +219,8 @@ void brcb(Issue issue, Operand dst, Operand src, int64_t repeats) {
     std::memcpy(&bits, from + i * bytes, bytes);
     fill(to + (i / 8 * dst.repeat + i % 8 * dst.block) * BLOCK, bits, BLOCK / bytes);
   }
-  ins.work(Work::vector(VectorOp::Broadcast, uint64_t(repeats), n * BLOCK / bytes, uint32_t(bytes)));
+  ins.work(
+      Work::vector(VectorOp::Broadcast, uint64_t(repeats), n * BLOCK / bytes, uint32_t(bytes)));
 }
 
 void transpose16(Issue issue, Operand dst, Operand src) {
@@ -258,7 +269,8 @@ void set_mask_length(Issue issue, uint32_t elementBytes, bool counter, int64_t l
     return;
   }
   const auto ones = [](int64_t n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; };
-  set_mask(issue, elementBytes, false, length > 64 ? ones(length - 64) : 0, ones(std::min<int64_t>(length, 64)));
+  set_mask(issue, elementBytes, false, length > 64 ? ones(length - 64) : 0,
+           ones(std::min<int64_t>(length, 64)));
 }
 
 void reset_mask(Issue issue) {

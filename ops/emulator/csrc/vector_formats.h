@@ -20,7 +20,8 @@ inline float half_value(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000u) << 16, rest = uint32_t(half & 0x7fffu) << 13;
   const float scaled = std::bit_cast<float>(rest) * 0x1p112f;
   const bool special = (half & 0x7c00u) == 0x7c00u;
-  return std::bit_cast<float>(sign | (special ? rest | 0x7f800000u : std::bit_cast<uint32_t>(scaled)));
+  return std::bit_cast<float>(sign |
+                              (special ? rest | 0x7f800000u : std::bit_cast<uint32_t>(scaled)));
 }
 
 inline uint16_t half_bits(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }

@@ -69,12 +69,13 @@ uint64_t every(std::byte* to, const std::byte* from, uint64_t n, int pattern) {
 struct Source {
   uint64_t per, perRepeat, blocks;  // elements of a block and of a repeat, blocks of a repeat
   uint64_t end(const GatherMaskShape& shape) const {
-    return ((shape.repeats - 1) * shape.repeatStride + (blocks - 1) * shape.blockStride + 1) * BLOCK;
+    return ((shape.repeats - 1) * shape.repeatStride + (blocks - 1) * shape.blockStride + 1) *
+           BLOCK;
   }
 };
 
-void read_source(Instruction& ins, const Operand& src, const GatherMaskShape& shape, const Source& layout,
-                 uint64_t bytes) {
+void read_source(Instruction& ins, const Operand& src, const GatherMaskShape& shape,
+                 const Source& layout, uint64_t bytes) {
   for (uint64_t r = 0; r < uint64_t(shape.repeats); r++) {
     const uint64_t start = src.address + r * shape.repeatStride * BLOCK;
     if (shape.blockStride == 1) {
@@ -115,7 +116,8 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
   read_source(ins, src, shape, layout, bytes);
   const std::byte* from = host(src);
   const std::byte* bits = nullptr;
-  const uint64_t patternEnd = (shape.repeats - 1) * shape.patternRepeatStride * BLOCK + patternBytes;
+  const uint64_t patternEnd =
+      (shape.repeats - 1) * shape.patternRepeatStride * BLOCK + patternBytes;
   if (pattern) {
     inside(ins, *pattern, patternEnd);
     bits = ins.stride_read({pattern->mem, pattern->address, patternBytes}, shape.repeats,
@@ -140,7 +142,8 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
         return set ? tensor_keeps(set, first + i) : builtin_keeps(builtin, first + i);
       };
       std::byte* to = kept.data() + count * bytes;
-      count += bytes == 2 ? pack<uint16_t>(to, block, n, keeps) : pack<uint32_t>(to, block, n, keeps);
+      count +=
+          bytes == 2 ? pack<uint16_t>(to, block, n, keeps) : pack<uint32_t>(to, block, n, keeps);
     }
   }
   const Range into{dst.mem, dst.address, count * bytes};
@@ -150,7 +153,8 @@ uint64_t gather_mask(Issue issue, Operand dst, Operand src, const Operand* patte
   aligned(ins, dst, BLOCK);
   if (count > 0) std::memcpy(ins.write(into), kept.data(), into.bytes);
   const uint64_t elements = shape.repeats * layout.perRepeat;
-  ins.work(Work::vector(VectorOp::GatherMask, (elements * bytes + REPEAT - 1) / REPEAT, elements, uint32_t(bytes)));
+  ins.work(Work::vector(VectorOp::GatherMask, (elements * bytes + REPEAT - 1) / REPEAT, elements,
+                        uint32_t(bytes)));
   return count;
 }
 
@@ -159,7 +163,8 @@ namespace {
 // Whether [base + offset, + bytes) lies inside the tensor and is aligned.
 bool reaches(Instruction& ins, const Operand& src, uint64_t place, uint64_t bytes) {
   if (place % bytes != 0) {
-    ins.report(Class::ALIGN, "offset %" PRIu64 " is no multiple of %" PRIu64 " bytes", place, bytes);
+    ins.report(Class::ALIGN, "offset %" PRIu64 " is no multiple of %" PRIu64 " bytes", place,
+               bytes);
     return false;
   }
   if (place + bytes <= src.bytes) return true;
@@ -171,7 +176,8 @@ bool reaches(Instruction& ins, const Operand& src, uint64_t place, uint64_t byte
 
 void gather(Issue issue, Operand dst, Operand src, Operand offsets, uint32_t base, Lanes lanes) {
   Instruction ins(issue.api, Pipe::V, issue.at);
-  if (!in_ub(ins, {&dst, &src, &offsets}) || !ranged(ins, "dstRepStride", dst.repeat, 65535)) return;
+  if (!in_ub(ins, {&dst, &src, &offsets}) || !ranged(ins, "dstRepStride", dst.repeat, 65535))
+    return;
   const uint32_t width = bits_of(dst.elem), bytes = width / 8;
   const Walk walk(ins, lanes, width);
   if (!walk.ok() || walk.repeats() == 0) return;
@@ -207,8 +213,8 @@ void gather(Issue issue, Operand dst, Operand src, Operand offsets, uint32_t bas
 void gather_blocks(Issue issue, Operand dst, Operand src, Operand offsets, int64_t repeats) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   if (!in_ub(ins, {&dst, &src, &offsets}) || !ranged(ins, "repeatTime", repeats, 255) ||
-      !ranged(ins, "dstBlkStride", dst.block, 255, 1) || !ranged(ins, "dstRepStride", dst.repeat, 255) ||
-      repeats == 0)
+      !ranged(ins, "dstBlkStride", dst.block, 255, 1) ||
+      !ranged(ins, "dstRepStride", dst.repeat, 255) || repeats == 0)
     return;
   const Range table{offsets.mem, offsets.address, uint64_t(repeats) * 32};
   inside(ins, offsets, table.bytes);
@@ -230,7 +236,8 @@ void gather_blocks(Issue issue, Operand dst, Operand src, Operand offsets, int64
   std::byte* to = walk.write(ins, dst);
   for (int64_t i = 0; i < repeats * 8; i++)
     std::memcpy(to + (i / 8 * dst.repeat + i % 8 * dst.block) * BLOCK, from + places[i], BLOCK);
-  ins.work(Work::vector(VectorOp::Gather, uint64_t(repeats), walk.elements(), bits_of(dst.elem) / 8));
+  ins.work(
+      Work::vector(VectorOp::Gather, uint64_t(repeats), walk.elements(), bits_of(dst.elem) / 8));
 }
 
 }  // namespace emu::vec

@@ -10,7 +10,8 @@
 namespace emu::vec {
 
 // d[i] = op(a[i], b[i]); operations of one operand ignore b, those that accumulate read d.
-using Loop = void (*)(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar, std::size_t n);
+using Loop = void (*)(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar,
+                      std::size_t n);
 
 // Null where the operation does not exist for the type.
 Loop loop(Op op, Elem elem);

@@ -21,13 +21,17 @@ float value_at(const std::byte* from, Elem elem, uint64_t i) {
 }
 
 void put(std::byte* to, Elem elem, uint64_t i, float value) {
-  if (elem == Elem::F32) reinterpret_cast<float*>(to)[i] = value;
-  else reinterpret_cast<uint16_t*>(to)[i] = half_bits(value);
+  if (elem == Elem::F32)
+    reinterpret_cast<float*>(to)[i] = value;
+  else
+    reinterpret_cast<uint16_t*>(to)[i] = half_bits(value);
 }
 
 void put_index(std::byte* to, Elem elem, uint64_t i, uint64_t index) {
-  if (elem == Elem::F32) reinterpret_cast<uint32_t*>(to)[i] = uint32_t(index);
-  else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(index);
+  if (elem == Elem::F32)
+    reinterpret_cast<uint32_t*>(to)[i] = uint32_t(index);
+  else
+    reinterpret_cast<uint16_t*>(to)[i] = uint16_t(index);
 }
 
 // Sums of n pairs of neighbours.
@@ -48,20 +52,25 @@ float tree(float* x, uint32_t n, Elem elem) {
 }
 
 // The lanes of repeat r; those that take no part are +0.
-void gather_lanes(const Walk& walk, const Operand& src, const std::byte* from, uint64_t r, float* x) {
+void gather_lanes(const Walk& walk, const Operand& src, const std::byte* from, uint64_t r,
+                  float* x) {
   const uint32_t prefix = walk.prefix(r), per = 256 / bits_of(src.elem);
   if (prefix == walk.lanes() && src.block == 1) {
     const std::byte* start = from + offset_of(src, r, 0);
-    if (src.elem == Elem::F32) std::memcpy(x, start, REPEAT);
-    else widen(reinterpret_cast<const uint16_t*>(start), x, prefix);
+    if (src.elem == Elem::F32)
+      std::memcpy(x, start, REPEAT);
+    else
+      widen(reinterpret_cast<const uint16_t*>(start), x, prefix);
     return;
   }
   std::fill_n(x, walk.lanes(), 0.0f);
   for (uint32_t lane = 0; lane < walk.lanes(); lane += per) {
     const std::byte* block = from + offset_of(src, r, lane);
     if (prefix >= lane + per) {
-      if (src.elem == Elem::F32) std::memcpy(x + lane, block, BLOCK);
-      else widen(reinterpret_cast<const uint16_t*>(block), x + lane, per);
+      if (src.elem == Elem::F32)
+        std::memcpy(x + lane, block, BLOCK);
+      else
+        widen(reinterpret_cast<const uint16_t*>(block), x + lane, per);
       continue;
     }
     for (uint32_t i = 0; i < per; i++)
@@ -134,13 +143,16 @@ uint64_t room(Fold fold, bool index, uint64_t repeats, Elem elem) {
 
 bool source_fits(Instruction& ins, const Operand& dst, const Operand& src) {
   return in_ub(ins, {&dst, &src}) && ranged(ins, "srcBlkStride", src.block, 65535) &&
-         ranged(ins, "srcRepStride", src.repeat, 65535) && ranged(ins, "dstRepStride", dst.repeat, 65535);
+         ranged(ins, "srcRepStride", src.repeat, 65535) &&
+         ranged(ins, "dstRepStride", dst.repeat, 65535);
 }
 
 void no_overlap(Instruction& ins, const Walk& walk, const Operand& src, Range dst) {
   const uint64_t blocks = walk.lanes() * bits_of(src.elem) / 256;
-  const uint64_t last = walk.repeats() == 0 ? 0 : (walk.repeats() - 1) * src.repeat + (blocks - 1) * src.block + 1;
-  const uint64_t bytes = walk.dense({&src}) ? walk.elements() * bits_of(src.elem) / 8 : last * BLOCK;
+  const uint64_t last =
+      walk.repeats() == 0 ? 0 : (walk.repeats() - 1) * src.repeat + (blocks - 1) * src.block + 1;
+  const uint64_t bytes =
+      walk.dense({&src}) ? walk.elements() * bits_of(src.elem) / 8 : last * BLOCK;
   ins.overlap(dst, {src.mem, src.address, bytes}, false);
 }
 
@@ -156,7 +168,8 @@ Best best_overall(const Walk& walk, Fold fold, const Operand& src, const std::by
   for (uint64_t r = 0; r < walk.repeats(); r++) {
     gather_lanes(walk, src, from, r, x);
     const Best here = best_of(walk, fold, r, x, 0, walk.lanes());
-    if (!any || better(fold, here.value, best.value)) best = {here.value, r * walk.lanes() + here.index};
+    if (!any || better(fold, here.value, best.value))
+      best = {here.value, r * walk.lanes() + here.index};
     any = true;
   }
   return best;
@@ -164,7 +177,8 @@ Best best_overall(const Walk& walk, Fold fold, const Operand& src, const std::by
 
 }  // namespace
 
-void reduce_all(Issue issue, Fold fold, Operand dst, Operand src, Operand temporary, bool index, Lanes lanes) {
+void reduce_all(Issue issue, Fold fold, Operand dst, Operand src, Operand temporary, bool index,
+                Lanes lanes) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   const Elem elem = src.elem;
   if (!source_fits(ins, dst, src) || !in_ub(ins, {&temporary})) return;
@@ -174,9 +188,11 @@ void reduce_all(Issue issue, Fold fold, Operand dst, Operand src, Operand tempor
   const uint32_t bytes = bits_of(elem) / 8, results = index ? 2 : 1;
   const uint32_t align = fold == Fold::Sum ? bytes : 2 * bytes;
   const uint64_t needed = room(fold, index, walk.repeats(), elem) * bytes;
-  const Range to{dst.mem, dst.address, results * bytes}, scratch{temporary.mem, temporary.address, needed};
-  ins.require(temporary.bytes >= needed, "sharedTmpBuffer has %" PRIu64 " bytes, %" PRIu64 " are needed",
-              temporary.bytes, needed);
+  const Range to{dst.mem, dst.address, results * bytes},
+      scratch{temporary.mem, temporary.address, needed};
+  ins.require(temporary.bytes >= needed,
+              "sharedTmpBuffer has %" PRIu64 " bytes, %" PRIu64 " are needed", temporary.bytes,
+              needed);
   ins.require(!index || elem == Elem::F32 || walk.repeats() * walk.lanes() <= 65536,
               "index does not fit the 16 bits beside a half");
   no_overlap(ins, walk, src, scratch);
@@ -201,7 +217,8 @@ void reduce_all(Issue issue, Fold fold, Operand dst, Operand src, Operand tempor
   put(out, elem, 0, sum_all(sums, elem));
 }
 
-void reduce_repeats(Issue issue, Fold fold, Operand dst, Operand src, Pairing pairing, Lanes lanes) {
+void reduce_repeats(Issue issue, Fold fold, Operand dst, Operand src, Pairing pairing,
+                    Lanes lanes) {
   Instruction ins(issue.api, Pipe::V, issue.at);
   const Elem elem = src.elem;
   if (!source_fits(ins, dst, src)) return;
@@ -215,7 +232,8 @@ void reduce_repeats(Issue issue, Fold fold, Operand dst, Operand src, Pairing pa
   no_overlap(ins, walk, src, {dst.mem, dst.address, end});
   inside(ins, dst, end);
   const std::byte* from = walk.read(ins, src);
-  std::byte* out = ins.stride_write({dst.mem, dst.address, unit}, walk.repeats(), dst.repeat * unit, unit);
+  std::byte* out =
+      ins.stride_write({dst.mem, dst.address, unit}, walk.repeats(), dst.repeat * unit, unit);
   float x[MOST];
   for (uint64_t r = 0; r < walk.repeats(); r++, out += dst.repeat * unit) {
     gather_lanes(walk, src, from, r, x);
@@ -246,13 +264,15 @@ void reduce_blocks(Issue issue, Fold fold, Operand dst, Operand src, Lanes lanes
   no_overlap(ins, walk, src, {dst.mem, dst.address, end});
   inside(ins, dst, end);
   const std::byte* from = walk.read(ins, src);
-  std::byte* out = ins.stride_write({dst.mem, dst.address, unit}, walk.repeats(), dst.repeat * unit, uint32_t(unit));
+  std::byte* out = ins.stride_write({dst.mem, dst.address, unit}, walk.repeats(), dst.repeat * unit,
+                                    uint32_t(unit));
   float x[MOST];
   for (uint64_t r = 0; r < walk.repeats(); r++, out += dst.repeat * unit) {
     gather_lanes(walk, src, from, r, x);
     for (uint32_t block = 0; block < 8; block++) {
       const Best best = best_of(walk, fold, r, x, block * per, per);
-      if (!ins.require(best.index < per, "block %u of repeat %" PRIu64 " has no lane in the mask", block, r))
+      if (!ins.require(best.index < per, "block %u of repeat %" PRIu64 " has no lane in the mask",
+                       block, r))
         return;
       put(out, elem, block, fold == Fold::Sum ? tree(x + block * per, per, elem) : best.value);
     }
@@ -275,8 +295,8 @@ void reduce_pairs(Issue issue, Operand dst, Operand src, Lanes lanes) {
   no_overlap(ins, walk, src, {dst.mem, dst.address, end});
   inside(ins, dst, end - unit + written);
   const std::byte* from = walk.read(ins, src);
-  std::byte* out =
-      ins.stride_write({dst.mem, dst.address, written}, walk.repeats(), dst.repeat * unit, uint32_t(BLOCK));
+  std::byte* out = ins.stride_write({dst.mem, dst.address, written}, walk.repeats(),
+                                    dst.repeat * unit, uint32_t(BLOCK));
   float x[MOST];
   for (uint64_t r = 0; r < walk.repeats(); r++, out += dst.repeat * unit) {
     gather_lanes(walk, src, from, r, x);

@@ -45,7 +45,9 @@ void copy_record(std::byte* to, const std::byte* from, Elem elem) {
 
 void sort32(Issue issue, Operand dst, Operand score, Operand index, int64_t repeats) {
   Instruction ins(issue.api, Pipe::V, issue.at);
-  if (!in_ub(ins, {&dst, &score, &index}) || !ranged(ins, "repeatTime", repeats, 255) || repeats == 0) return;
+  if (!in_ub(ins, {&dst, &score, &index}) || !ranged(ins, "repeatTime", repeats, 255) ||
+      repeats == 0)
+    return;
   const uint64_t n = uint64_t(repeats) * 32, bytes = bits_of(score.elem) / 8;
   const Range scores{score.mem, score.address, n * bytes}, indices{index.mem, index.address, n * 4};
   const Range into{dst.mem, dst.address, n * RECORD};
@@ -59,8 +61,10 @@ void sort32(Issue issue, Operand dst, Operand score, Operand index, int64_t repe
     uint64_t keys[32];  // the lower place first among equals
     for (uint64_t i = 0; i < 32; i++) {
       float value;
-      if (bytes == 4) std::memcpy(&value, x + (start + i) * 4, 4);
-      else value = half_value(reinterpret_cast<const uint16_t*>(x)[start + i]);
+      if (bytes == 4)
+        std::memcpy(&value, x + (start + i) * 4, 4);
+      else
+        value = half_value(reinterpret_cast<const uint16_t*>(x)[start + i]);
       keys[i] = uint64_t{key_of(value)} << 8 | (31 - i);
     }
     std::sort(keys, keys + 32, std::greater<>());
@@ -93,7 +97,8 @@ uint64_t merge_lists(List* lists, int count, bool suspend, Elem elem, std::byte*
   int64_t heads[4] = {-1, -1, -1, -1};  // keys of the next records, -1 where a list has ended
   const auto advance = [&](int i) {
     const List& list = lists[i];
-    heads[i] = list.taken == list.length ? -1 : int64_t{record_key(list.at + list.taken * RECORD, elem)};
+    heads[i] =
+        list.taken == list.length ? -1 : int64_t{record_key(list.at + list.taken * RECORD, elem)};
   };
   for (int i = 0; i < count; i++) advance(i);
   for (uint64_t written = 0;; written++) {
@@ -114,14 +119,16 @@ int list_count(Instruction& ins, const Operand* sources, const MergeShape& shape
       !ranged(ins, "repeatTimes", shape.repeats, 255, 1))
     return 0;
   for (int i = 0; i < count; i++)
-    if (!ranged(ins, "elementLengths", shape.lengths[i], 4095, 1) || !in_ub(ins, {&sources[i]})) return 0;
+    if (!ranged(ins, "elementLengths", shape.lengths[i], 4095, 1) || !in_ub(ins, {&sources[i]}))
+      return 0;
   if (shape.repeats == 1) return count;
   bool regular = shape.valid == 15 && !shape.suspend;
   for (int i = 1; i < count; i++)
     regular &= shape.lengths[i] == shape.lengths[0] &&
                sources[i].address == sources[i - 1].address + shape.lengths[0] * RECORD;
-  return ins.require(regular, "repeatTimes > 1 needs validBit 15, no suspension and four lists of one "
-                              "length that follow one another")
+  return ins.require(regular,
+                     "repeatTimes > 1 needs validBit 15, no suspension and four lists of one "
+                     "length that follow one another")
              ? count
              : 0;
 }
@@ -139,11 +146,14 @@ void merge_sort(Issue issue, Operand dst, const Operand* sources, MergeShape sha
   for (int i = 0; i < count; i++) total += shape.lengths[i];
   const Range into{dst.mem, dst.address, total * shape.repeats * RECORD};
   for (int i = 0; i < count; i++) {
-    const uint64_t length = shape.lengths[i], bytes = length * RECORD, step = shape.repeats > 1 ? total * RECORD : 0;
+    const uint64_t length = shape.lengths[i], bytes = length * RECORD,
+                   step = shape.repeats > 1 ? total * RECORD : 0;
     const uint64_t end = (shape.repeats - 1) * step + bytes;
     inside(ins, sources[i], end);
     ins.overlap(into, {sources[i].mem, sources[i].address, end}, false);
-    lists[i] = {ins.stride_read({sources[i].mem, sources[i].address, bytes}, shape.repeats, step, RECORD), length, 0};
+    lists[i] = {
+        ins.stride_read({sources[i].mem, sources[i].address, bytes}, shape.repeats, step, RECORD),
+        length, 0};
   }
   aligned(ins, dst, BLOCK);
   if (into.address + into.bytes > capacity(into.mem)) ins.write(into);  // ends the launch
@@ -174,14 +184,18 @@ void merge_counts(Issue issue, uint16_t counts[4]) {
 
 void extract(Issue issue, Operand value, Operand index, Operand records, int64_t repeats) {
   Instruction ins(issue.api, Pipe::V, issue.at);
-  if (!in_ub(ins, {&value, &index, &records}) || !ranged(ins, "repeatTime", repeats, 255) || repeats == 0) return;
+  if (!in_ub(ins, {&value, &index, &records}) || !ranged(ins, "repeatTime", repeats, 255) ||
+      repeats == 0)
+    return;
   const uint64_t n = uint64_t(repeats) * 32, bytes = bits_of(value.elem) / 8;
-  const Range from{records.mem, records.address, n * RECORD}, values{value.mem, value.address, n * bytes};
+  const Range from{records.mem, records.address, n * RECORD},
+      values{value.mem, value.address, n * bytes};
   const Range indices{index.mem, index.address, n * 4};
   ins.overlap(values, from, false);
   ins.overlap(indices, from, false);
   ins.overlap(values, indices, false);
-  inside(ins, records, from.bytes), inside(ins, value, values.bytes), inside(ins, index, indices.bytes);
+  inside(ins, records, from.bytes), inside(ins, value, values.bytes),
+      inside(ins, index, indices.bytes);
   const std::byte* x = ins.read(from, BLOCK);
   std::byte* scores = ins.write(values, BLOCK);
   std::byte* which = ins.write(indices, BLOCK);

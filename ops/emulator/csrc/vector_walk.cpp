@@ -26,20 +26,22 @@ uint64_t end_of(const Operand& operand, uint64_t repeats, uint64_t blocks) {
 
 void inside(Instruction& ins, const Operand& operand, uint64_t end) {
   if (end > operand.bytes)
-    ins.report(Class::OOB, "%" PRIu64 " bytes from UB+0x%" PRIx64 ", but the tensor has %" PRIu64, end,
-               operand.address, operand.bytes);
+    ins.report(Class::OOB, "%" PRIu64 " bytes from UB+0x%" PRIx64 ", but the tensor has %" PRIu64,
+               end, operand.address, operand.bytes);
 }
 
 void aligned(Instruction& ins, const Operand& operand, uint64_t bytes) {
   if (operand.address % bytes != 0)
-    ins.report(Class::ALIGN, "UB+0x%" PRIx64 " is no multiple of %" PRIu64 " bytes", operand.address, bytes);
+    ins.report(Class::ALIGN, "UB+0x%" PRIx64 " is no multiple of %" PRIu64 " bytes",
+               operand.address, bytes);
 }
 
 std::byte* host(const Operand& operand) { return local(operand.mem) + operand.address; }
 
 bool ranged(Instruction& ins, const char* what, int64_t value, int64_t limit, int64_t least) {
   return ins.require(value >= least && value <= limit,
-                     "%s is %" PRId64 ", outside %" PRId64 " to %" PRId64, what, value, least, limit);
+                     "%s is %" PRId64 ", outside %" PRId64 " to %" PRId64, what, value, least,
+                     limit);
 }
 
 bool in_ub(Instruction& ins, std::initializer_list<const Operand*> operands) {
@@ -61,8 +63,9 @@ Walk::Walk(Instruction& ins, const Lanes& lanes, uint32_t widest) : lanes_(256 *
     now = {Lanes::Bits, state.low, state.high, lanes.repeats};
   } else {
     if (now.form != Lanes::Count &&
-        !ins.require(state.modeKnown, "mask mode unspecified after a form with a count: call "
-                                      "SetMaskNorm or SetMaskCount first"))
+        !ins.require(state.modeKnown,
+                     "mask mode unspecified after a form with a count: call "
+                     "SetMaskNorm or SetMaskCount first"))
       return;
     if (now.form == Lanes::Count && state.counter) state.modeKnown = false;
     state.bitsKnown = false;
@@ -89,8 +92,8 @@ Walk::Walk(Instruction& ins, const Lanes& lanes, uint32_t widest) : lanes_(256 *
   }
   if (lanes.form == Lanes::Bits &&
       !ins.require(lanes_ > 64 || (now.high == 0 && (now.low & ~ones(lanes_)) == 0),
-                   "mask {0x%" PRIx64 ", 0x%" PRIx64 "} names more than %u lanes", now.low, now.high,
-                   lanes_))
+                   "mask {0x%" PRIx64 ", 0x%" PRIx64 "} names more than %u lanes", now.low,
+                   now.high, lanes_))
     return;
   low_ = now.low & ones(lanes_);
   high_ = lanes_ > 64 ? now.high & ones(lanes_ - 64) : 0;
@@ -133,8 +136,10 @@ std::byte* Walk::touch(Instruction& ins, const Operand& operand) const {
   const auto mark = [&](uint64_t offset, uint64_t bytes, uint64_t count, uint64_t stride) {
     inside(ins, operand, count == 0 ? 0 : offset + (count - 1) * stride + bytes);
     const Range first{operand.mem, operand.address + offset, bytes};
-    if constexpr (Write) ins.stride_write(first, count, stride);
-    else ins.stride_read(first, count, stride);
+    if constexpr (Write)
+      ins.stride_write(first, count, stride);
+    else
+      ins.stride_read(first, count, stride);
   };
   aligned(ins, operand, BLOCK);
   std::byte* base = host(operand);
@@ -153,7 +158,8 @@ std::byte* Walk::touch(Instruction& ins, const Operand& operand) const {
   for (uint64_t r = 0; r < repeats_; r++) {
     if (prefix(r) == lanes_) {
       // Every block of the repeat; a stride of 0 names one.
-      mark(r * operand.repeat * BLOCK, BLOCK, operand.block == 0 ? 1 : lanes_ / per, operand.block * BLOCK);
+      mark(r * operand.repeat * BLOCK, BLOCK, operand.block == 0 ? 1 : lanes_ / per,
+           operand.block * BLOCK);
       continue;
     }
     for (uint32_t lane = 0; lane < lanes_; lane += per) {
@@ -173,16 +179,19 @@ std::byte* Walk::write(Instruction& ins, const Operand& operand) const {
   return touch<true>(ins, operand);
 }
 
-void Walk::overlap(Instruction& ins, const Operand& dst, const Operand& src, bool accumulate) const {
+void Walk::overlap(Instruction& ins, const Operand& dst, const Operand& src,
+                   bool accumulate) const {
   if (repeats_ == 0) return;
   const auto blocks = [&](const Operand& operand) {
     const uint64_t most = prefix_ == 0 ? lanes_ : std::max(repeats_ > 1 ? prefix_ : 0, last_);
     return (most * bits_of(operand.elem) + 255) / 256;
   };
   const uint64_t written = blocks(dst), taken = blocks(src);
-  if (dst.address >= end_of(src, repeats_, taken) || src.address >= end_of(dst, repeats_, written)) return;
+  if (dst.address >= end_of(src, repeats_, taken) || src.address >= end_of(dst, repeats_, written))
+    return;
   const bool same = dst.address == src.address && bits_of(dst.elem) == bits_of(src.elem) &&
-                    (written == 1 || dst.block == src.block) && (repeats_ == 1 || dst.repeat == src.repeat);
+                    (written == 1 || dst.block == src.block) &&
+                    (repeats_ == 1 || dst.repeat == src.repeat);
   if (same && (repeats_ == 1 || dst.repeat >= int64_t((written - 1) * dst.block + 1))) return;
   if (same && accumulate) return;
   const auto place = [](const Operand& operand, uint64_t r, uint64_t block) {

@@ -23,7 +23,7 @@ class Walk {
 
   bool ok() const { return ok_; }
   uint64_t repeats() const { return repeats_; }
-  uint64_t elements() const;        // active ones
+  uint64_t elements() const;  // active ones
   uint32_t lanes() const { return lanes_; }
   // Active lanes of repeat r: their number where they are the first ones, else 0.
   uint32_t prefix(uint64_t r) const { return r + 1 == repeats_ ? last_ : prefix_; }
@@ -64,8 +64,10 @@ class Walk {
     for (uint32_t lane = first, end; lane < first + size; lane = end) {
       for (end = lane; end < first + size && active(r, end); end++) {
       }
-      if (end > lane) fn(r, lane, uint64_t{end - lane});
-      else end++;
+      if (end > lane)
+        fn(r, lane, uint64_t{end - lane});
+      else
+        end++;
     }
   }
   template <bool Write>

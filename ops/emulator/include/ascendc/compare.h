@@ -27,9 +27,9 @@ concept SelectBits = OneOf<U, uint8_t, uint16_t, uint32_t, uint64_t>;
 
 namespace AscendC {
 
-// count * sizeof(T) must be a multiple of 256 bytes: a PARAM finding otherwise, and the rest is left
-// out. Comparisons with NaN are false, NE true. In the forms with a mask each repeat writes 256 /
-// sizeof(T) bits after those of the one before, and the mask must name every lane.
+// count * sizeof(T) must be a multiple of 256 bytes: a PARAM finding otherwise, and the rest is
+// left out. Comparisons with NaN are false, NE true. In the forms with a mask each repeat writes
+// 256 / sizeof(T) bits after those of the one before, and the mask must name every lane.
 template <emu::vec::Comparable T, emu::vec::BitTensor U>
 void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
              CMPMODE cmpMode, uint32_t count, emu::At at = emu::At::current()) {
@@ -37,7 +37,8 @@ void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalT
   const Operand second = operand(src1);
   compare({"Compare", at}, int(cmpMode), operand(dst), operand(src0), &second, {}, counted(count));
 }
-template <emu::vec::Comparable T, emu::vec::BitTensor U, bool isSetMask = true, emu::vec::MaskArgument Mask>
+template <emu::vec::Comparable T, emu::vec::BitTensor U, bool isSetMask = true,
+          emu::vec::MaskArgument Mask>
 void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
              CMPMODE cmpMode, Mask mask, int64_t repeatTime, const BinaryRepeatParams& params,
              emu::At at = emu::At::current()) {
@@ -74,36 +75,40 @@ EMU_COMPARE(Compares)
 // dst = bit ? src0 : src1.
 template <emu::vec::Real T, emu::vec::SelectBits U>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
-            const LocalTensor<T>& src1, SELMODE selMode, uint32_t count, emu::At at = emu::At::current()) {
+            const LocalTensor<T>& src1, SELMODE selMode, uint32_t count,
+            emu::At at = emu::At::current()) {
   using namespace emu::vec;
   const Operand second = operand(src1);
-  select({"Select", at}, int(selMode), operand(dst), operand(selMask), operand(src0), &second, {}, counted(count));
-}
-template <emu::vec::Real T, emu::vec::SelectBits U>
-void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, T src1,
-            SELMODE selMode, uint32_t count, emu::At at = emu::At::current()) {
-  using namespace emu::vec;
-  select({"Select", at}, int(selMode), operand(dst), operand(selMask), operand(src0), nullptr, scalar(src1),
+  select({"Select", at}, int(selMode), operand(dst), operand(selMask), operand(src0), &second, {},
          counted(count));
 }
-template <emu::vec::Real T, emu::vec::SelectBits U, bool isSetMask = true, emu::vec::MaskArgument Mask>
+template <emu::vec::Real T, emu::vec::SelectBits U>
+void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+            T src1, SELMODE selMode, uint32_t count, emu::At at = emu::At::current()) {
+  using namespace emu::vec;
+  select({"Select", at}, int(selMode), operand(dst), operand(selMask), operand(src0), nullptr,
+         scalar(src1), counted(count));
+}
+template <emu::vec::Real T, emu::vec::SelectBits U, bool isSetMask = true,
+          emu::vec::MaskArgument Mask>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             const LocalTensor<T>& src1, SELMODE selMode, Mask mask, int64_t repeatTime,
             const BinaryRepeatParams& params, emu::At at = emu::At::current()) {
   using namespace emu::vec;
   const Operand second = operand(src1, params.src1BlkStride, params.src1RepStride);
-  select({"Select", at}, int(selMode), operand(dst, params.dstBlkStride, params.dstRepStride), operand(selMask),
-         operand(src0, params.src0BlkStride, params.src0RepStride), &second, {},
+  select({"Select", at}, int(selMode), operand(dst, params.dstBlkStride, params.dstRepStride),
+         operand(selMask), operand(src0, params.src0BlkStride, params.src0RepStride), &second, {},
          lanes<isSetMask>(mask, repeatTime));
 }
-template <emu::vec::Real T, emu::vec::SelectBits U, bool isSetMask = true, emu::vec::MaskArgument Mask>
-void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, T src1,
-            SELMODE selMode, Mask mask, int64_t repeatTime, const BinaryRepeatParams& params,
-            emu::At at = emu::At::current()) {
+template <emu::vec::Real T, emu::vec::SelectBits U, bool isSetMask = true,
+          emu::vec::MaskArgument Mask>
+void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
+            T src1, SELMODE selMode, Mask mask, int64_t repeatTime,
+            const BinaryRepeatParams& params, emu::At at = emu::At::current()) {
   using namespace emu::vec;
-  select({"Select", at}, int(selMode), operand(dst, params.dstBlkStride, params.dstRepStride), operand(selMask),
-         operand(src0, params.src0BlkStride, params.src0RepStride), nullptr, scalar(src1),
-         lanes<isSetMask>(mask, repeatTime));
+  select({"Select", at}, int(selMode), operand(dst, params.dstBlkStride, params.dstRepStride),
+         operand(selMask), operand(src0, params.src0BlkStride, params.src0RepStride), nullptr,
+         scalar(src1), lanes<isSetMask>(mask, repeatTime));
 }
 
 }  // namespace AscendC

@@ -1,20 +1,25 @@
 // Vector instructions of two operands or of one and a scalar, masks, and writing constants.
 //
 // Every instruction has the forms (…, count) and (…, mask, repeatTime, strides), where mask is a
-// number of lanes or the address of two words. count must be positive. Results are IEEE, rounded once
-// to the type; integers wrap. Max and Min give NaN where either side is NaN.
+// number of lanes or the address of two words. count must be positive. Results are IEEE, rounded
+// once to the type; integers wrap. Max and Min give NaN where either side is NaN.
 #pragma once
 
 #include "ascendc/vector_params.h"
 
 namespace AscendC {
 
-inline void SetMaskCount(emu::At at = emu::At::current()) { emu::vec::set_mask_mode({"SetMaskCount", at}, true); }
-inline void SetMaskNorm(emu::At at = emu::At::current()) { emu::vec::set_mask_mode({"SetMaskNorm", at}, false); }
+inline void SetMaskCount(emu::At at = emu::At::current()) {
+  emu::vec::set_mask_mode({"SetMaskCount", at}, true);
+}
+inline void SetMaskNorm(emu::At at = emu::At::current()) {
+  emu::vec::set_mask_mode({"SetMaskNorm", at}, false);
+}
 inline void ResetMask(emu::At at = emu::At::current()) { emu::vec::reset_mask({"ResetMask", at}); }
 template <class T, MaskMode mode = MaskMode::NORMAL>
 void SetVectorMask(uint64_t maskHigh, uint64_t maskLow, emu::At at = emu::At::current()) {
-  emu::vec::set_mask({"SetVectorMask", at}, sizeof(T), mode == MaskMode::COUNTER, maskHigh, maskLow);
+  emu::vec::set_mask({"SetVectorMask", at}, sizeof(T), mode == MaskMode::COUNTER, maskHigh,
+                     maskLow);
 }
 template <class T, MaskMode mode = MaskMode::NORMAL>
 void SetVectorMask(int32_t length, emu::At at = emu::At::current()) {
@@ -22,23 +27,23 @@ void SetVectorMask(int32_t length, emu::At at = emu::At::current()) {
 }
 
 // Both forms of a binary instruction. The macro is undefined below.
-#define EMU_BINARY(name, Types)                                                                   \
-  template <emu::vec::Types T, bool isSetMask = true>                                             \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,    \
-            const int32_t& count, emu::At at = emu::At::current()) {                              \
-    using namespace emu::vec;                                                                     \
-    binary({#name, at}, Op::name, operand(dst), operand(src0), operand(src1),                     \
-           counted<isSetMask>(count));                                                            \
-  }                                                                                               \
-  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>                \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,    \
-            Mask mask, int64_t repeatTime, const BinaryRepeatParams& params,                      \
-            emu::At at = emu::At::current()) {                                                    \
-    using namespace emu::vec;                                                                     \
-    binary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),         \
-           operand(src0, params.src0BlkStride, params.src0RepStride),                             \
-           operand(src1, params.src1BlkStride, params.src1RepStride),                             \
-           lanes<isSetMask>(mask, repeatTime));                                                   \
+#define EMU_BINARY(name, Types)                                                                \
+  template <emu::vec::Types T, bool isSetMask = true>                                          \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
+            const int32_t& count, emu::At at = emu::At::current()) {                           \
+    using namespace emu::vec;                                                                  \
+    binary({#name, at}, Op::name, operand(dst), operand(src0), operand(src1),                  \
+           counted<isSetMask>(count));                                                         \
+  }                                                                                            \
+  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>             \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
+            Mask mask, int64_t repeatTime, const BinaryRepeatParams& params,                   \
+            emu::At at = emu::At::current()) {                                                 \
+    using namespace emu::vec;                                                                  \
+    binary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),      \
+           operand(src0, params.src0BlkStride, params.src0RepStride),                          \
+           operand(src1, params.src1BlkStride, params.src1RepStride),                          \
+           lanes<isSetMask>(mask, repeatTime));                                                \
   }
 EMU_BINARY(Add, Number)
 EMU_BINARY(Sub, Number)
@@ -53,22 +58,22 @@ EMU_BINARY(FusedMulAddRelu, Real)  // the same, then Relu
 #undef EMU_BINARY
 
 // dst = src op scalar.
-#define EMU_SCALAR(name, Types)                                                                   \
-  template <emu::vec::Types T, bool isSetMask = true>                                             \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,           \
-            const int32_t& count, emu::At at = emu::At::current()) {                              \
-    using namespace emu::vec;                                                                     \
-    unary({#name, at}, Op::name, operand(dst), operand(src), scalar(scalarValue),                 \
-          counted<isSetMask>(count));                                                             \
-  }                                                                                               \
-  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>                \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,           \
-            Mask mask, int64_t repeatTime, const UnaryRepeatParams& params,                       \
-            emu::At at = emu::At::current()) {                                                    \
-    using namespace emu::vec;                                                                     \
-    unary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),          \
-          operand(src, params.srcBlkStride, params.srcRepStride), scalar(scalarValue),            \
-          lanes<isSetMask>(mask, repeatTime));                                                    \
+#define EMU_SCALAR(name, Types)                                                                    \
+  template <emu::vec::Types T, bool isSetMask = true>                                              \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,            \
+            const int32_t& count, emu::At at = emu::At::current()) {                               \
+    using namespace emu::vec;                                                                      \
+    unary({#name, at}, Op::name, operand(dst), operand(src), scalar(scalarValue),                  \
+          counted<isSetMask>(count));                                                              \
+  }                                                                                                \
+  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>                 \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, Mask mask, \
+            int64_t repeatTime, const UnaryRepeatParams& params,                                   \
+            emu::At at = emu::At::current()) {                                                     \
+    using namespace emu::vec;                                                                      \
+    unary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),           \
+          operand(src, params.srcBlkStride, params.srcRepStride), scalar(scalarValue),             \
+          lanes<isSetMask>(mask, repeatTime));                                                     \
   }
 EMU_SCALAR(Adds, Number)
 EMU_SCALAR(Muls, Number)
@@ -87,9 +92,9 @@ void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& s
         counted<isSetMask>(count));
 }
 template <emu::vec::Shiftable T, bool isSetMask = true, emu::vec::MaskArgument Mask>
-void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, Mask mask,
-                int64_t repeatTime, const UnaryRepeatParams& params, bool roundEn = false,
-                emu::At at = emu::At::current()) {
+void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,
+                Mask mask, int64_t repeatTime, const UnaryRepeatParams& params,
+                bool roundEn = false, emu::At at = emu::At::current()) {
   using namespace emu::vec;
   unary({"ShiftRight", at}, roundEn ? Op::ShiftRightRound : Op::ShiftRight,
         operand(dst, params.dstBlkStride, params.dstRepStride),
@@ -100,14 +105,16 @@ void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& s
 // dst += src * scalar and dst += src0 * src1, each rounded once. The destination may be float where
 // the sources are half.
 template <class T, class U>
-concept Accumulates = emu::vec::Real<T> && (std::same_as<T, U> || (std::same_as<T, float> && std::same_as<U, half>));
+concept Accumulates =
+    emu::vec::Real<T> && (std::same_as<T, U> || (std::same_as<T, float> && std::same_as<U, half>));
 
 template <class T, class U, bool isSetMask = true>
   requires Accumulates<T, U>
-void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count,
-          emu::At at = emu::At::current()) {
+void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
+          const int32_t& count, emu::At at = emu::At::current()) {
   using namespace emu::vec;
-  unary({"Axpy", at}, Op::Axpy, operand(dst), operand(src), scalar(scalarValue), counted<isSetMask>(count));
+  unary({"Axpy", at}, Op::Axpy, operand(dst), operand(src), scalar(scalarValue),
+        counted<isSetMask>(count));
 }
 template <class T, class U, bool isSetMask = true, emu::vec::MaskArgument Mask>
   requires Accumulates<T, U>
@@ -123,16 +130,19 @@ template <class T, class U, bool isSetMask = true>
 void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
                const int32_t& count, emu::At at = emu::At::current()) {
   using namespace emu::vec;
-  binary({"MulAddDst", at}, Op::MulAddDst, operand(dst), operand(src0), operand(src1), counted<isSetMask>(count));
+  binary({"MulAddDst", at}, Op::MulAddDst, operand(dst), operand(src0), operand(src1),
+         counted<isSetMask>(count));
 }
 template <class T, class U, bool isSetMask = true, emu::vec::MaskArgument Mask>
   requires Accumulates<T, U>
-void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1, Mask mask,
-               int64_t repeatTime, const BinaryRepeatParams& params, emu::At at = emu::At::current()) {
+void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
+               Mask mask, int64_t repeatTime, const BinaryRepeatParams& params,
+               emu::At at = emu::At::current()) {
   using namespace emu::vec;
   binary({"MulAddDst", at}, Op::MulAddDst, operand(dst, params.dstBlkStride, params.dstRepStride),
          operand(src0, params.src0BlkStride, params.src0RepStride),
-         operand(src1, params.src1BlkStride, params.src1RepStride), lanes<isSetMask>(mask, repeatTime));
+         operand(src1, params.src1BlkStride, params.src1RepStride),
+         lanes<isSetMask>(mask, repeatTime));
 }
 
 }  // namespace AscendC

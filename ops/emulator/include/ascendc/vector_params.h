@@ -38,10 +38,14 @@ struct UnaryRepeatParams {
 
 struct BinaryRepeatParams {
   BinaryRepeatParams() = default;
-  BinaryRepeatParams(uint8_t dstBlk, uint8_t src0Blk, uint8_t src1Blk, uint8_t dstRep, uint8_t src0Rep,
-                     uint8_t src1Rep)
-      : dstBlkStride(dstBlk), src0BlkStride(src0Blk), src1BlkStride(src1Blk), dstRepStride(dstRep),
-        src0RepStride(src0Rep), src1RepStride(src1Rep) {}
+  BinaryRepeatParams(uint8_t dstBlk, uint8_t src0Blk, uint8_t src1Blk, uint8_t dstRep,
+                     uint8_t src0Rep, uint8_t src1Rep)
+      : dstBlkStride(dstBlk),
+        src0BlkStride(src0Blk),
+        src1BlkStride(src1Blk),
+        dstRepStride(dstRep),
+        src0RepStride(src0Rep),
+        src1RepStride(src1Rep) {}
   ParamField<uint8_t> dstBlkStride = 1, src0BlkStride = 1, src1BlkStride = 1;
   ParamField<uint8_t> dstRepStride = 8, src0RepStride = 8, src1RepStride = 8;
 };
@@ -71,17 +75,28 @@ namespace emu::vec {
 
 template <class T>
 constexpr Elem elem_of() {
-  if constexpr (std::is_same_v<T, AscendC::half>) return Elem::F16;
-  else if constexpr (std::is_same_v<T, AscendC::bfloat16_t>) return Elem::BF16;
-  else if constexpr (std::is_same_v<T, float>) return Elem::F32;
-  else if constexpr (std::is_same_v<T, AscendC::int4b_t>) return Elem::S4;
-  else if constexpr (std::is_same_v<T, int8_t>) return Elem::S8;
-  else if constexpr (std::is_same_v<T, uint8_t>) return Elem::U8;
-  else if constexpr (std::is_same_v<T, int16_t>) return Elem::S16;
-  else if constexpr (std::is_same_v<T, uint16_t>) return Elem::U16;
-  else if constexpr (std::is_same_v<T, int32_t>) return Elem::S32;
-  else if constexpr (std::is_same_v<T, uint32_t>) return Elem::U32;
-  else if constexpr (std::is_same_v<T, int64_t>) return Elem::S64;
+  if constexpr (std::is_same_v<T, AscendC::half>)
+    return Elem::F16;
+  else if constexpr (std::is_same_v<T, AscendC::bfloat16_t>)
+    return Elem::BF16;
+  else if constexpr (std::is_same_v<T, float>)
+    return Elem::F32;
+  else if constexpr (std::is_same_v<T, AscendC::int4b_t>)
+    return Elem::S4;
+  else if constexpr (std::is_same_v<T, int8_t>)
+    return Elem::S8;
+  else if constexpr (std::is_same_v<T, uint8_t>)
+    return Elem::U8;
+  else if constexpr (std::is_same_v<T, int16_t>)
+    return Elem::S16;
+  else if constexpr (std::is_same_v<T, uint16_t>)
+    return Elem::U16;
+  else if constexpr (std::is_same_v<T, int32_t>)
+    return Elem::S32;
+  else if constexpr (std::is_same_v<T, uint32_t>)
+    return Elem::U32;
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return Elem::S64;
   else {
     static_assert(std::is_same_v<T, uint64_t>, "not an element type of AscendC");
     return Elem::U64;
@@ -103,7 +118,8 @@ concept Word = OneOf<T, int16_t, uint16_t>;
 template <class T>
 concept Shiftable = OneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
-concept Storable = OneOf<T, int16_t, uint16_t, AscendC::half, AscendC::bfloat16_t, int32_t, uint32_t, float>;
+concept Storable =
+    OneOf<T, int16_t, uint16_t, AscendC::half, AscendC::bfloat16_t, int32_t, uint32_t, float>;
 
 template <class T>
 Operand operand(const AscendC::LocalTensor<T>& tensor, int64_t block = 1, int64_t repeat = 8) {
@@ -113,9 +129,12 @@ Operand operand(const AscendC::LocalTensor<T>& tensor, int64_t block = 1, int64_
 template <class T>
 Scalar scalar(T value) {
   Scalar result{elem_of<T>(), 0};
-  if constexpr (sizeof(T) == 2) result.bits = std::bit_cast<uint16_t>(value);
-  else if constexpr (sizeof(T) == 4) result.bits = std::bit_cast<uint32_t>(value);
-  else result.bits = static_cast<uint64_t>(value);
+  if constexpr (sizeof(T) == 2)
+    result.bits = std::bit_cast<uint16_t>(value);
+  else if constexpr (sizeof(T) == 4)
+    result.bits = std::bit_cast<uint32_t>(value);
+  else
+    result.bits = static_cast<uint64_t>(value);
   return result;
 }
 
@@ -136,8 +155,10 @@ Lanes lanes(uint64_t mask, int64_t repeats) {
 }
 template <bool isSetMask>
 Lanes lanes(const uint64_t* mask, int64_t repeats) {
-  if constexpr (isSetMask) return {Lanes::Bits, mask[0], mask[1], repeats};
-  else return {Lanes::Current, 0, 0, repeats};
+  if constexpr (isSetMask)
+    return {Lanes::Bits, mask[0], mask[1], repeats};
+  else
+    return {Lanes::Current, 0, 0, repeats};
 }
 
 }  // namespace emu::vec

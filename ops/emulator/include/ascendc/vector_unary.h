@@ -8,20 +8,20 @@
 
 namespace AscendC {
 
-#define EMU_UNARY(name, Types)                                                                    \
-  template <emu::vec::Types T, bool isSetMask = true>                                             \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,           \
-            emu::At at = emu::At::current()) {                                                    \
-    using namespace emu::vec;                                                                     \
-    unary({#name, at}, Op::name, operand(dst), operand(src), {}, counted<isSetMask>(count));      \
-  }                                                                                               \
-  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>                \
-  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask mask, int64_t repeatTime,  \
-            const UnaryRepeatParams& params, emu::At at = emu::At::current()) {                   \
-    using namespace emu::vec;                                                                     \
-    unary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),          \
-          operand(src, params.srcBlkStride, params.srcRepStride), {},                             \
-          lanes<isSetMask>(mask, repeatTime));                                                    \
+#define EMU_UNARY(name, Types)                                                                   \
+  template <emu::vec::Types T, bool isSetMask = true>                                            \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,          \
+            emu::At at = emu::At::current()) {                                                   \
+    using namespace emu::vec;                                                                    \
+    unary({#name, at}, Op::name, operand(dst), operand(src), {}, counted<isSetMask>(count));     \
+  }                                                                                              \
+  template <emu::vec::Types T, bool isSetMask = true, emu::vec::MaskArgument Mask>               \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask mask, int64_t repeatTime, \
+            const UnaryRepeatParams& params, emu::At at = emu::At::current()) {                  \
+    using namespace emu::vec;                                                                    \
+    unary({#name, at}, Op::name, operand(dst, params.dstBlkStride, params.dstRepStride),         \
+          operand(src, params.srcBlkStride, params.srcRepStride), {},                            \
+          lanes<isSetMask>(mask, repeatTime));                                                   \
   }
 EMU_UNARY(Exp, Real)
 EMU_UNARY(Ln, Real)
@@ -68,20 +68,24 @@ void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, Mask mask, int64
           const CopyRepeatParams& params, emu::At at = emu::At::current()) {
   using namespace emu::vec;
   unary({"Copy", at}, Op::Copy, operand(dst, params.dstStride, params.dstRepeatSize),
-        operand(src, params.srcStride, params.srcRepeatSize), {}, lanes<isSetMask>(mask, repeatTime));
+        operand(src, params.srcStride, params.srcRepeatSize), {},
+        lanes<isSetMask>(mask, repeatTime));
 }
 
-// Eight elements in each repeat, each of which fills one block of 32 bytes. repeatTime is at most 254.
+// Eight elements in each repeat, each of which fills one block of 32 bytes. repeatTime is at most
+// 254.
 template <emu::vec::Storable T>
 void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, int64_t repeatTime,
           const BrcbRepeatParams& params, emu::At at = emu::At::current()) {
   using namespace emu::vec;
-  brcb({"Brcb", at}, operand(dst, params.dstBlkStride, params.dstRepStride), operand(src0), repeatTime);
+  brcb({"Brcb", at}, operand(dst, params.dstBlkStride, params.dstRepStride), operand(src0),
+       repeatTime);
 }
 
 // 16 x 16 elements of two bytes; dst may be src.
 template <emu::vec::OneOf<int16_t, uint16_t, half> T>
-void Transpose(const LocalTensor<T>& dst, const LocalTensor<T>& src, emu::At at = emu::At::current()) {
+void Transpose(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+               emu::At at = emu::At::current()) {
   using namespace emu::vec;
   transpose16({"Transpose", at}, operand(dst), operand(src));
 }

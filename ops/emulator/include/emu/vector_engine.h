@@ -39,11 +39,35 @@ struct Lanes {
 };
 
 enum class Op : uint8_t {
-  Add, Sub, Mul, Div, Max, Min, And, Or,                        // dst = a op b
-  Adds, Muls, Maxs, Mins, LeakyRelu, ShiftLeft, ShiftRight,     // dst = a op scalar
-  ShiftRightRound, Axpy,                                        // Axpy: dst = a * scalar + dst
-  Exp, Ln, Sqrt, Rsqrt, Reciprocal, Abs, Relu, Not, Copy,       // dst = op(a)
-  MulAddDst, FusedMulAdd, FusedMulAddRelu,                      // a * b + dst, a * dst + b
+  Add,
+  Sub,
+  Mul,
+  Div,
+  Max,
+  Min,
+  And,
+  Or,  // dst = a op b
+  Adds,
+  Muls,
+  Maxs,
+  Mins,
+  LeakyRelu,
+  ShiftLeft,
+  ShiftRight,  // dst = a op scalar
+  ShiftRightRound,
+  Axpy,  // Axpy: dst = a * scalar + dst
+  Exp,
+  Ln,
+  Sqrt,
+  Rsqrt,
+  Reciprocal,
+  Abs,
+  Relu,
+  Not,
+  Copy,  // dst = op(a)
+  MulAddDst,
+  FusedMulAdd,
+  FusedMulAddRelu,  // a * b + dst, a * dst + b
 };
 
 // A scalar operand: the bits of a number of type `elem`.
@@ -84,7 +108,8 @@ struct GatherMaskShape {
   int64_t blockStride, repeats, repeatStride, patternRepeatStride;
 };
 // `pattern` null: the built-in one. Returns the number of elements kept.
-uint64_t gather_mask(Issue, Operand dst, Operand src, const Operand* pattern, int builtin, GatherMaskShape);
+uint64_t gather_mask(Issue, Operand dst, Operand src, const Operand* pattern, int builtin,
+                     GatherMaskShape);
 void gather(Issue, Operand dst, Operand src, Operand offsets, uint32_t base, Lanes);
 void gather_blocks(Issue, Operand dst, Operand src, Operand offsets, int64_t repeats);
 

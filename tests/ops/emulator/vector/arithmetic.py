@@ -8,7 +8,14 @@ import numpy as np
 
 Array = np.ndarray
 
-_LOW = {"int16": -(2**15), "int32": -(2**31), "int64": -(2**63), "int8": -128, "uint8": 0, "int4": -8}
+_LOW = {
+    "int16": -(2**15),
+    "int32": -(2**31),
+    "int64": -(2**63),
+    "int8": -128,
+    "uint8": 0,
+    "int4": -8,
+}
 _HIGH = {"int16": 2**15, "int32": 2**31, "int64": 2**63, "int8": 128, "uint8": 256, "int4": 8}
 
 
@@ -72,7 +79,11 @@ ULPS = {"Exp": 1, "Ln": 1}
 def shifted(name: str, a: Array, by: int, rounding: bool, width: int) -> Array:
     """ShiftLeft and ShiftRight in plain integers."""
     if name == "ShiftLeft":
-        return np.array([(int(x) << by) & (2**width - 1) for x in a], np.uint64).astype(f"u{width // 8}").view(a.dtype)
+        return (
+            np.array([(int(x) << by) & (2**width - 1) for x in a], np.uint64)
+            .astype(f"u{width // 8}")
+            .view(a.dtype)
+        )
     half = 1 << (by - 1) if rounding and by else 0
     wide = [(int(x) + half) >> by for x in a]
     return np.array(wide, np.int64).astype(a.dtype)
@@ -82,11 +93,17 @@ def whole(x: Array, mode: str) -> Array:
     """Whole numbers next to x, in F64 or exact integers of F64."""
     if mode == "ROUND":
         return np.copysign(np.floor(np.abs(x.astype(np.float64)) + 0.5), x)
-    return {"RINT": np.rint, "NONE": np.rint, "FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc}[mode](x)
+    return {
+        "RINT": np.rint,
+        "NONE": np.rint,
+        "FLOOR": np.floor,
+        "CEIL": np.ceil,
+        "TRUNC": np.trunc,
+    }[mode](x)
 
 
 def quantised(x: Array, mode: str, digits: int, least: int, most: float) -> Array:
-    """x rounded to ``digits`` binary digits, the last one not below 2**least; beyond ``most``: overflow."""
+    """x rounded to ``digits`` binary digits, the last not below 2**least; up to ``most``."""
     wide = x.astype(np.float64)
     finite = np.isfinite(wide) & (wide != 0)
     exponent = np.where(finite, np.frexp(np.where(finite, wide, 1))[1] - digits, 0)
@@ -100,7 +117,11 @@ def quantised(x: Array, mode: str, digits: int, least: int, most: float) -> Arra
     result = np.where(finite, np.copysign(np.abs(digit * step), wide), wide)
     over = np.isfinite(wide) & (np.abs(result) > most)
     inward = {"TRUNC": True, "ODD": True}.get(mode, False)
-    kept = np.full(result.shape, inward) | ((mode == "FLOOR") & (wide > 0)) | ((mode == "CEIL") & (wide < 0))
+    kept = (
+        np.full(result.shape, inward)
+        | ((mode == "FLOOR") & (wide > 0))
+        | ((mode == "CEIL") & (wide < 0))
+    )
     limit = np.where(kept, most, np.inf)
     return np.where(over, np.copysign(limit, wide), result)
 
@@ -109,7 +130,10 @@ def to_integer(x: Array, mode: str, kind: str) -> Array:
     """Saturated whole numbers; NaN is 0. ``x`` is F64."""
     digit = whole(np.where(np.isnan(x), 0, x), mode)
     return np.array(
-        [int(min(max(v, float(_LOW[kind])), float(_HIGH[kind]))) - int(v >= _HIGH[kind]) for v in digit],
+        [
+            int(min(max(v, float(_LOW[kind])), float(_HIGH[kind]))) - int(v >= _HIGH[kind])
+            for v in digit
+        ],
         dtype=object,
     )
 
@@ -149,7 +173,9 @@ def cast(x: Array, source: str, target: str, mode: str, scale: float) -> Array:
         return quantised(x, mode, 11, -24, 65504).astype(np.float16)
     if target == "bf16":
         most = float(np.uint32(0x7F7F0000).view(np.float32))
-        return (quantised(x, mode, 8, -133, most).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return (quantised(x, mode, 8, -133, most).astype(np.float32).view(np.uint32) >> 16).astype(
+            np.uint16
+        )
     if target == "float":
         return x.astype(np.float32) if source != "float" else whole(x, mode)
     return to_integer(x.astype(np.float64), mode, target)

@@ -28,7 +28,10 @@ def _form(rng: np.random.Generator, width: int, i: int) -> Fields:
     }
     if i % 4 == 1:
         full = rng.random() < 0.3
-        return fields | {"form": FIRST, "mask": (lanes if full else int(rng.integers(1, lanes + 1)), 0)}
+        return fields | {
+            "form": FIRST,
+            "mask": (lanes if full else int(rng.integers(1, lanes + 1)), 0),
+        }
     words = [int(v) for v in rng.integers(0, 2**63, 2)]
     words[0] |= 1
     if lanes < 64:

@@ -7,12 +7,23 @@ import numpy as np
 from tests.ops.emulator.vector.program import TYPES, WIDTH, Bytes
 
 _EDGES = (0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 127.5, -128.5, 255.5, 1.0, -1.0, 65504.0, -65504.0)
-_WIDE = (3.4e38, -3.4e38, 65520.0, 65519.0, -65536.0, 2147483648.0, -2147483904.0, 1e-42, 6e-8, 2.9e-8)
+_WIDE = (
+    3.4e38,
+    -3.4e38,
+    65520.0,
+    65519.0,
+    -65536.0,
+    2147483648.0,
+    -2147483904.0,
+    1e-42,
+    6e-8,
+    2.9e-8,
+)
 _SPECIAL = (np.inf, -np.inf, np.nan)
 
 
 def numbers(rng: np.random.Generator, kind: str, count: int, special: bool = True) -> np.ndarray:
-    """``count`` elements of many sizes, ties and edges among them; NaN and infinities on request."""
+    """``count`` elements of many sizes with ties and edges; NaN and infinities on request."""
     if kind not in ("half", "float", "bf16"):
         if kind == "int4":
             return rng.integers(0, 256, count).astype(np.uint8)

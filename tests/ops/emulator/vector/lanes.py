@@ -78,5 +78,5 @@ def settle(
         low = np.iinfo(signed).min
         raw = (want.view(signed).astype(np.int64), have.view(signed).astype(np.int64))
         steps = [np.where(s < 0, low - s, s) for s in raw]
-        near |= ((np.abs(steps[0] - steps[1]) <= ulps) & np.isfinite(want) & np.isfinite(have))
+        near |= (np.abs(steps[0] - steps[1]) <= ulps) & np.isfinite(want) & np.isfinite(have)
     store(expected, kind, positions[near], have[near])

@@ -1,7 +1,8 @@
 // A kernel that runs vector instructions named by its argument on an image of UB.
 //
-// Every command names an instruction, element types, where its tensors lie in UB, and its parameters;
-// the image is copied in, the commands run with a barrier between them, and the image is copied out.
+// Every command names an instruction, element types, where its tensors lie in UB, and its
+// parameters; the image is copied in, the commands run with a barrier between them, and the image
+// is copied out.
 #pragma once
 
 #include <cstring>
@@ -72,9 +73,12 @@ inline UnaryRepeatParams unary(const Command& c) {
 template <class Fn>
 void masked(const Command& c, const Fn& fn) {
   uint64_t words[2] = {c.mask[0], c.mask[1]};
-  if (c.form == BITS) fn(&words[0], std::true_type());
-  else if (c.form == FIRST) fn(c.mask[0], std::true_type());
-  else fn(MASK_PLACEHOLDER, std::false_type());
+  if (c.form == BITS)
+    fn(&words[0], std::true_type());
+  else if (c.form == FIRST)
+    fn(c.mask[0], std::true_type());
+  else
+    fn(MASK_PLACEHOLDER, std::false_type());
 }
 
 struct Row {
@@ -83,19 +87,24 @@ struct Row {
   void (*run)(const Command&, uint64_t* result);
 };
 
-#define PROGRAM_ROW(name, T, U, ...) \
-  Row { #name, type_of<T>(), type_of<U>(), []([[maybe_unused]] const Command& c, [[maybe_unused]] uint64_t* result) { __VA_ARGS__; } }
-#define PROGRAM_BINARY(name, T)                                                                \
-  PROGRAM_ROW(name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0);           \
-              const auto b = at<T>(c.src1); if (c.form == COUNT) name(d, a, b, int32_t(c.count)); \
-              else masked(c, [&](auto m, auto set) { name<T, set()>(d, a, b, m, c.repeats, binary(c)); }))
-#define PROGRAM_UNARY(name, T)                                                           \
-  PROGRAM_ROW(name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0);     \
-              if (c.form == COUNT) name(d, a, int32_t(c.count));                         \
-              else masked(c, [&](auto m, auto set) { name<T, set()>(d, a, m, c.repeats, unary(c)); }))
-#define PROGRAM_SCALAR(name, T)                                                          \
-  PROGRAM_ROW(name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0);     \
-              const T s = scalar<T>(c); if (c.form == COUNT) name(d, a, s, int32_t(c.count)); \
-              else masked(c, [&](auto m, auto set) { name<T, set()>(d, a, s, m, c.repeats, unary(c)); }))
+#define PROGRAM_ROW(name, T, U, ...)                                                              \
+  Row {                                                                                           \
+    #name, type_of<T>(), type_of<U>(),                                                            \
+        []([[maybe_unused]] const Command& c, [[maybe_unused]] uint64_t* result) { __VA_ARGS__; } \
+  }
+#define PROGRAM_BINARY(name, T)                                                           \
+  PROGRAM_ROW(                                                                            \
+      name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0);              \
+      const auto b = at<T>(c.src1); if (c.form == COUNT) name(d, a, b, int32_t(c.count)); \
+      else masked(c, [&](auto m, auto set) { name<T, set()>(d, a, b, m, c.repeats, binary(c)); }))
+#define PROGRAM_UNARY(name, T)                                                       \
+  PROGRAM_ROW(name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0); \
+              if (c.form == COUNT) name(d, a, int32_t(c.count)); else masked(        \
+                  c, [&](auto m, auto set) { name<T, set()>(d, a, m, c.repeats, unary(c)); }))
+#define PROGRAM_SCALAR(name, T)                                                       \
+  PROGRAM_ROW(                                                                        \
+      name, T, T, const auto d = at<T>(c.dst); const auto a = at<T>(c.src0);          \
+      const T s = scalar<T>(c); if (c.form == COUNT) name(d, a, s, int32_t(c.count)); \
+      else masked(c, [&](auto m, auto set) { name<T, set()>(d, a, s, m, c.repeats, unary(c)); }))
 
 }  // namespace program

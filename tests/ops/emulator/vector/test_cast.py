@@ -77,7 +77,10 @@ def test_values(source: str, kind: str, mode: str) -> None:
     rng = np.random.default_rng(MODES.index(mode))
     image = data.image(rng, (kind, source, source, source))
     widest = max(WIDTH[source], WIDTH[kind])
-    compare(Command("Cast", kind, source, COUNT, mode=MODES.index(mode), count=0x2000 * 8 // widest), image)
+    compare(
+        Command("Cast", kind, source, COUNT, mode=MODES.index(mode), count=0x2000 * 8 // widest),
+        image,
+    )
     for fields in cases.forms(rng, widest, 5):
         if "int4" in (source, kind):
             fields = fields | {"form": COUNT, "count": int(rng.integers(1, 300)) * 2}
@@ -93,7 +96,9 @@ def test_every_half_comes_back(mode: str) -> None:
         part = values[start : start + 2048].astype(np.float32)
         image = np.zeros(0x6000, np.uint8)
         image[0x2000 : 0x2000 + part.nbytes] = part.view(np.uint8)
-        outcome = run([Command("Cast", "half", "float", count=len(part), mode=MODES.index(mode))], image)
+        outcome = run(
+            [Command("Cast", "half", "float", count=len(part), mode=MODES.index(mode))], image
+        )
         back = outcome.image[: 2 * len(part)].view(np.float16)
         np.testing.assert_array_equal(back.view(np.uint16), part.astype(np.float16).view(np.uint16))
 

@@ -44,7 +44,9 @@ def test_bits(name: str, kind: str, mode: int) -> None:
         expected, rows = image.copy(), []
         for r, lanes in enumerate(active(command, width)):
             a, b = (load(image, kind, bits(command, i, kind, width, r, lanes)) for i in (1, 2))
-            rows.append(COMPARISONS[mode](a, b if name == "Compare" else np.array(2).astype(a.dtype)))
+            rows.append(
+                COMPARISONS[mode](a, b if name == "Compare" else np.array(2).astype(a.dtype))
+            )
         packed = np.packbits(np.concatenate(rows), bitorder="little")
         expected[: len(packed)] = packed
         np.testing.assert_array_equal(outcome.image, expected, str(command))
@@ -64,7 +66,11 @@ def test_select(mode: int, kind: str) -> None:
         expected = image.copy()
         for r, lanes in enumerate(active(command, width)):
             to, x, y = (bits(command, i, kind, width, r, lanes) for i in range(3))
-            b = load(image, kind, y) if mode != 1 else np.array(-2.5).astype(load(image, kind, y).dtype)
+            b = (
+                load(image, kind, y)
+                if mode != 1
+                else np.array(-2.5).astype(load(image, kind, y).dtype)
+            )
             bit = chosen[lanes + (0 if mode == 0 else r * full)]
             store(expected, kind, to, np.where(bit, load(image, kind, x), b))
             settle(expected, outcome.image, kind, to)

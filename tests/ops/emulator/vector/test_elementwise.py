@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,13 @@ def apply(command: Command, image: Bytes, actual: Bytes | None = None) -> None:
     kind, source = command.dst_type, command.source
     widest = max(WIDTH[kind], WIDTH[source])
     for repeat, lanes in enumerate(active(command, widest)):
-        to, x, y = (bits(command, i, k, widest, repeat, lanes) for i, k in enumerate((kind, source, source)))
+        to, x, y = (
+            bits(command, i, k, widest, repeat, lanes) for i, k in enumerate((kind, source, source))
+        )
         with np.errstate(all="ignore"):
-            result = value(command, load(image, source, x), load(image, source, y), load(image, kind, to))
+            result = value(
+                command, load(image, source, x), load(image, source, y), load(image, kind, to)
+            )
             store(image, kind, to, result)
     if actual is not None:
         for repeat, lanes in enumerate(active(command, widest)):
@@ -70,13 +73,20 @@ def check(commands: list[Command], image: Bytes) -> None:
             apply(command, expected, outcome.image)
             assert not outcome.report.findings, (command, outcome.report.findings[0])
             wrong = np.flatnonzero(expected != outcome.image)
-            assert wrong.size == 0, (command, wrong[:8], expected[wrong[:8]], outcome.image[wrong[:8]])
+            assert wrong.size == 0, (
+                command,
+                wrong[:8],
+                expected[wrong[:8]],
+                outcome.image[wrong[:8]],
+            )
 
 
 def scalars(rng: np.random.Generator, kind: str) -> Any:
     """A scalar that is exact in its type."""
     if kind in ("half", "float"):
-        return float(np.float16(rng.choice([0.0, -1.5, 0.1, 3.25, 1000.0, float(rng.standard_normal())])))
+        return float(
+            np.float16(rng.choice([0.0, -1.5, 0.1, 3.25, 1000.0, float(rng.standard_normal())]))
+        )
     return int(rng.integers(-100, 100)) if kind.startswith("int") else int(rng.integers(0, 100))
 
 
@@ -91,7 +101,13 @@ def test_without_scalar(name: str, kind: str) -> None:
 def test_with_scalar(name: str, kind: str) -> None:
     rng = np.random.default_rng(1)
     image = data.image(rng, (kind,) * 4)
-    check([Command(name, kind, scalar=scalars(rng, kind), **f) for f in cases.forms(rng, WIDTH[kind], 24)], image)
+    check(
+        [
+            Command(name, kind, scalar=scalars(rng, kind), **f)
+            for f in cases.forms(rng, WIDTH[kind], 24)
+        ],
+        image,
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), SHIFT)
@@ -102,7 +118,9 @@ def test_shifts(name: str, kind: str) -> None:
     check(
         [
             Command(name, kind, scalar=by % (width + 1), option=int(rounds and i % 2), **f)
-            for i, (by, f) in enumerate(zip(range(0, 3 * width), cases.forms(rng, width, 3 * width), strict=True))
+            for i, (by, f) in enumerate(
+                zip(range(0, 3 * width), cases.forms(rng, width, 3 * width), strict=True)
+            )
             if not (by and rounds and f["form"] == 0 and i % 2)
         ],
         image,

@@ -42,16 +42,31 @@ def test_gather_mask(pattern: int, kind: str) -> None:
         counter, per = i % 2, 32 // size
         count = int(rng.integers(1, 300)) if counter else 256 // size
         repeats = int(rng.integers(1, 5))
-        stride = (1, int(rng.integers(1, 3)), 1, 0, int(rng.integers(0, 40)), int(rng.integers(0, 3)))
+        stride = (
+            1,
+            int(rng.integers(1, 3)),
+            1,
+            0,
+            int(rng.integers(0, 40)),
+            int(rng.integers(0, 3)),
+        )
         command = Command(
-            "GatherMask", kind, mode=pattern, option=counter, count=count * counter, repeats=repeats, stride=stride
+            "GatherMask",
+            kind,
+            mode=pattern,
+            option=counter,
+            count=count * counter,
+            repeats=repeats,
+            stride=stride,
         )
         kept = []
         for r in range(repeats):
             lanes = np.arange(count)
             at = command.src0 + (r * stride[4] + lanes // per * stride[1]) * 32 + lanes % per * size
             values = load(image, kind, at * 8)
-            tensor = np.unpackbits(image[command.src1 + r * stride[5] * 32 :], bitorder="little")[:count]
+            tensor = np.unpackbits(image[command.src1 + r * stride[5] * 32 :], bitorder="little")[
+                :count
+            ]
             kept.append(values[keeps(pattern, count) if pattern else tensor.astype(bool)])
         result = np.concatenate(kept)
         expected = image.copy()
@@ -76,9 +91,16 @@ def test_gather(kind: str) -> None:
         expected = image.copy()
         for r, lanes in enumerate(active(command, WIDTH[kind])):
             place = command.src0 + base + offsets[r * 256 // size + lanes].astype(np.int64)
-            store(expected, kind, bits(command, 0, kind, WIDTH[kind], r, lanes), load(image, kind, place * 8))
+            store(
+                expected,
+                kind,
+                bits(command, 0, kind, WIDTH[kind], r, lanes),
+                load(image, kind, place * 8),
+            )
         # The scalar travels as bits of the element type.
-        outcome = run([command.__class__(**{**command.__dict__, "scalar": _raw(base, kind)})], image)
+        outcome = run(
+            [command.__class__(**{**command.__dict__, "scalar": _raw(base, kind)})], image
+        )
         same(outcome, expected, command)
 
 
@@ -96,7 +118,9 @@ def test_gather_blocks(kind: str) -> None:
     offsets = rng.integers(0, 0x1F00 // 32, 0x800).astype(np.uint32) * 32
     image[0x4000:0x6000] = offsets.view(np.uint8)
     for block, repeat, count in ((1, 8, 3), (2, 16, 5), (3, 1, 4), (1, 0, 2)):
-        command = Command("Gatherb", kind, repeats=count, stride=(block, 1, 1, repeat, 8, 8), size=0x2000)
+        command = Command(
+            "Gatherb", kind, repeats=count, stride=(block, 1, 1, repeat, 8, 8), size=0x2000
+        )
         expected = image.copy()
         for i in range(count * 8):
             to = (i // 8 * repeat + i % 8 * block) * 32
@@ -115,7 +139,12 @@ def test_fill_copy_broadcast(kind: str) -> None:
         expected = image.copy()
         value = np.array([bits_of(3, kind)]).astype(code(kind)).view(TYPES[kind])
         for r, lanes in enumerate(active(command, width)):
-            store(expected, kind, bits(command, 0, kind, width, r, lanes), np.repeat(value, len(lanes)))
+            store(
+                expected,
+                kind,
+                bits(command, 0, kind, width, r, lanes),
+                np.repeat(value, len(lanes)),
+            )
         same(run([command], image), expected, command)
         if fields["form"] != COUNT:
             command = Command("Copy", kind, **fields)
@@ -150,7 +179,9 @@ def test_index_ramp(kind: str) -> None:
 def test_transpose(kind: str, src: int) -> None:
     image = data.image(np.random.default_rng(14), (kind,) * 4)
     expected = image.copy()
-    expected[:512] = image[src : src + 512].view(np.uint16).reshape(16, 16).T.copy().reshape(-1).view(np.uint8)
+    expected[:512] = (
+        image[src : src + 512].view(np.uint16).reshape(16, 16).T.copy().reshape(-1).view(np.uint8)
+    )
     command = Command("Transpose", kind, src0=src)
     same(run([command], image), expected, command)
 
@@ -169,15 +200,30 @@ MASKED = {"name": "GatherMask", "dst_type": "float", "mode": 1, "option": 1, "co
         (MASKED | {"dst": 4}, "ALIGN"),
         (MASKED | {"size": 64}, "OOB"),
         ({"name": "Gather", "dst_type": "float", "count": 8, "size": 0x1000}, "OOB"),
-        ({"name": "Gather", "dst_type": "float", "count": 8, "dst": 0x2000, "src1": 0x6000}, "OVERLAP"),
+        (
+            {"name": "Gather", "dst_type": "float", "count": 8, "dst": 0x2000, "src1": 0x6000},
+            "OVERLAP",
+        ),
         ({"name": "Gather", "dst_type": "float", "count": 9}, "ALIGN"),
         ({"name": "Brcb", "dst_type": "float", "repeats": 255}, "PARAM"),
         ({"name": "Brcb", "dst_type": "float", "dst": 0x2000}, "OVERLAP"),
-        ({"name": "Duplicate", "dst_type": "float", "form": FIRST, "mask": (64, 0), "stride": (0, 1, 1, 8, 8, 8)}, "PARAM"),
+        (
+            {
+                "name": "Duplicate",
+                "dst_type": "float",
+                "form": FIRST,
+                "mask": (64, 0),
+                "stride": (0, 1, 1, 8, 8, 8),
+            },
+            "PARAM",
+        ),
         ({"name": "Duplicate", "dst_type": "float", "count": 0}, "PARAM"),
         ({"name": "Duplicate", "dst_type": "float", "count": -1}, "PARAM"),
         ({"name": "Duplicate", "dst_type": "float", "count": 64, "size": 128}, "OOB"),
-        ({"name": "Copy", "dst_type": "float", "form": FIRST, "mask": (64, 0), "dst": 0x2080}, "OVERLAP"),
+        (
+            {"name": "Copy", "dst_type": "float", "form": FIRST, "mask": (64, 0), "dst": 0x2080},
+            "OVERLAP",
+        ),
         ({"name": "Transpose", "dst_type": "half", "dst": 0x2020}, "OVERLAP"),
     ],
 )

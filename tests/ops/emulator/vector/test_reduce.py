@@ -56,7 +56,12 @@ def whole_results(command: Command, image: Bytes) -> list[tuple[int, bytes]]:
     out = []
     for r, (lanes, values) in enumerate(repeats(command, image)):
         if command.name == "WholeReduceSum":
-            out.append((command.dst + r * command.stride[3] * size, tree(padded(values, lanes, 8 * size)).tobytes()))
+            out.append(
+                (
+                    command.dst + r * command.stride[3] * size,
+                    tree(padded(values, lanes, 8 * size)).tobytes(),
+                )
+            )
             continue
         at = best(values, command.name.endswith("Max"))
         value, index = values[at].tobytes(), np.array(lanes[at]).astype(index_type(kind)).tobytes()
@@ -74,7 +79,9 @@ def write(image: Bytes, results: list[tuple[int, bytes]]) -> None:
         image[address : address + len(raw)] = np.frombuffer(raw, np.uint8)
 
 
-def compare(command: Command, image: Bytes, results: list[tuple[int, bytes]], scratch: int = 0) -> None:
+def compare(
+    command: Command, image: Bytes, results: list[tuple[int, bytes]], scratch: int = 0
+) -> None:
     """Run it; ``scratch`` bytes from ``extra`` may change."""
     outcome = run([command], image)
     assert not outcome.report.findings, (command, outcome.report.findings[0])
@@ -83,7 +90,9 @@ def compare(command: Command, image: Bytes, results: list[tuple[int, bytes]], sc
     kind, size = command.dst_type, WIDTH[command.dst_type] // 8
     touched = np.concatenate([np.arange(a, a + len(raw), size) for a, raw in results])
     settle(expected, outcome.image, kind, touched * 8)
-    expected[command.extra : command.extra + scratch] = outcome.image[command.extra : command.extra + scratch]
+    expected[command.extra : command.extra + scratch] = outcome.image[
+        command.extra : command.extra + scratch
+    ]
     wrong = np.flatnonzero(expected != outcome.image)
     assert wrong.size == 0, (command, wrong[:8], expected[wrong[:8]], outcome.image[wrong[:8]])
 
@@ -135,8 +144,17 @@ def test_block_and_pair_reduce(kind: str) -> None:
                     row = padded(values, lanes, 8 * size)
                     for block in range(8):
                         mine = values[lanes // per == block]
-                        chosen = tree(row[block * per :][:per]) if name.endswith("Sum") else mine[best(mine, name.endswith("Max"))]
-                        results.append((command.dst + r * command.stride[3] * 8 * size + block * size, chosen.tobytes()))
+                        chosen = (
+                            tree(row[block * per :][:per])
+                            if name.endswith("Sum")
+                            else mine[best(mine, name.endswith("Max"))]
+                        )
+                        results.append(
+                            (
+                                command.dst + r * command.stride[3] * 8 * size + block * size,
+                                chosen.tobytes(),
+                            )
+                        )
                 compare(command, image, results)
 
 
@@ -173,7 +191,10 @@ def test_sums_are_trees() -> None:
     """1e8, 1, -1e8, 1, ...: in order the ones would be lost one by one."""
     image = np.zeros(0x8000, np.uint8)
     image.view(np.float32)[0x800 : 0x800 + 64] = np.tile(np.float32([1e8, 1, -1e8, 1]), 16)
-    outcome = run([Command("ReduceSum", "float", count=64), Command("ReduceSum", "float", dst=64, count=64)], image)
+    outcome = run(
+        [Command("ReduceSum", "float", count=64), Command("ReduceSum", "float", dst=64, count=64)],
+        image,
+    )
     pairs = (np.float32(1e8) + np.float32(1)) + (np.float32(-1e8) + np.float32(1))
     assert outcome.image.view(np.float32)[0] == 16 * pairs
     assert TYPES["float"] == "f4"
@@ -183,7 +204,21 @@ def test_equal_elements_give_the_lowest_index() -> None:
     image = np.zeros(0x8000, np.uint8)
     image.view(np.float32)[0x800 : 0x800 + 500] = -1
     image.view(np.float32)[[0x800 + 70, 0x800 + 71, 0x800 + 400]] = 3
-    outcome = run([Command("ReduceMax", "float", count=500, option=1), Command("WholeReduceMax", "float", form=FIRST, mask=(64, 0), repeats=7, dst=64, stride=(1, 1, 1, 1, 8, 8))], image)
+    outcome = run(
+        [
+            Command("ReduceMax", "float", count=500, option=1),
+            Command(
+                "WholeReduceMax",
+                "float",
+                form=FIRST,
+                mask=(64, 0),
+                repeats=7,
+                dst=64,
+                stride=(1, 1, 1, 1, 8, 8),
+            ),
+        ],
+        image,
+    )
     assert outcome.image.view(np.uint32)[1] == 70
     assert outcome.image.view(np.uint32)[16 + 1 : 16 + 14 : 2].tolist() == [0, 6, 0, 0, 0, 0, 16]
 
@@ -191,15 +226,36 @@ def test_equal_elements_give_the_lowest_index() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"name": "ReduceMax", "dst_type": "float", "count": 2000, "option": 1, "size": 300}, "PARAM"),
+        (
+            {"name": "ReduceMax", "dst_type": "float", "count": 2000, "option": 1, "size": 300},
+            "PARAM",
+        ),
         ({"name": "ReduceMax", "dst_type": "float", "count": 64, "dst": 4}, "ALIGN"),
         ({"name": "ReduceSum", "dst_type": "float", "count": 64, "dst": 2}, "ALIGN"),
         ({"name": "ReduceSum", "dst_type": "float", "count": 64, "dst": 0x2000}, "OVERLAP"),
         ({"name": "ReduceSum", "dst_type": "float", "count": 64, "extra": 0x2000}, "OVERLAP"),
         ({"name": "WholeReduceSum", "dst_type": "float", "form": FIRST, "mask": (65, 0)}, "PARAM"),
-        ({"name": "WholeReduceSum", "dst_type": "float", "form": FIRST, "mask": (64, 0), "repeats": 256}, "PARAM"),
+        (
+            {
+                "name": "WholeReduceSum",
+                "dst_type": "float",
+                "form": FIRST,
+                "mask": (64, 0),
+                "repeats": 256,
+            },
+            "PARAM",
+        ),
         ({"name": "BlockReduceMax", "dst_type": "float", "form": FIRST, "mask": (56, 0)}, "PARAM"),
-        ({"name": "BlockReduceMax", "dst_type": "float", "form": FIRST, "mask": (64, 0), "dst": 16}, "ALIGN"),
+        (
+            {
+                "name": "BlockReduceMax",
+                "dst_type": "float",
+                "form": FIRST,
+                "mask": (64, 0),
+                "dst": 16,
+            },
+            "ALIGN",
+        ),
     ],
 )
 def test_wrong_calls(fields: dict[str, Any], kind: str) -> None:

@@ -13,7 +13,9 @@ from tests.ops.emulator.vector.test_elementwise import apply
 
 ADD = Command("Add", "float", form=FIRST, mask=(64, 0))
 HERE = Command("Add", "float", form=CURRENT, repeats=3)
-SET, COUNTER, NORM, RESET = (Command(n, "half") for n in ("SetVectorMask", "SetMaskCount", "SetMaskNorm", "ResetMask"))
+SET, COUNTER, NORM, RESET = (
+    Command(n, "half") for n in ("SetVectorMask", "SetMaskCount", "SetMaskNorm", "ResetMask")
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def test_mask_registers(image: Bytes) -> None:
     assert changed([words, HERE], image).tolist() == expected
     assert changed([words, HERE, HERE], image).tolist() == expected
     length = replace(SET, dst_type="float", form=COUNT, count=10)
-    assert changed([length, HERE], image).tolist() == [64 * r + i for r in range(3) for i in range(10)]
+    assert changed([length, HERE], image).tolist() == [
+        64 * r + i for r in range(3) for i in range(10)
+    ]
     assert changed([RESET, HERE], image).tolist() == [*range(192)]
 
 
@@ -46,7 +50,10 @@ def test_half_uses_both_words() -> None:
     words = replace(SET, form=BITS, mask=(1 << 5, 1 << 63))
     outcome = run([words, replace(HERE, dst_type="half", repeats=1)], image)
     assert not outcome.report.findings
-    assert np.flatnonzero(outcome.image.view(np.uint16) != image.view(np.uint16)).tolist() == [5, 127]
+    assert np.flatnonzero(outcome.image.view(np.uint16) != image.view(np.uint16)).tolist() == [
+        5,
+        127,
+    ]
 
 
 def test_counter_mode(image: Bytes) -> None:
@@ -54,7 +61,11 @@ def test_counter_mode(image: Bytes) -> None:
     first = replace(ADD, mask=(150, 0), repeats=1)
     assert changed([COUNTER, first], image).tolist() == [*range(150)]
     strided = replace(first, stride=(1, 1, 1, 16, 8, 8))
-    assert changed([COUNTER, strided], image).tolist() == [*range(64), *range(128, 192), *range(256, 278)]
+    assert changed([COUNTER, strided], image).tolist() == [
+        *range(64),
+        *range(128, 192),
+        *range(256, 278),
+    ]
     count = replace(SET, dst_type="float", form=COUNT, count=130, option=1)
     assert changed([COUNTER, count, HERE], image).tolist() == [*range(130)]
     word = replace(SET, dst_type="float", form=BITS, mask=(70, 0), option=1)
@@ -144,9 +155,7 @@ OVERLAPS = [
 @pytest.mark.parametrize("row", OVERLAPS, ids=lambda row: row[0])
 def test_overlap(row: tuple[Any, ...], image: Bytes) -> None:
     _, dst, src0, src1, stride, repeats, name, allowed = row
-    command = replace(
-        ADD, name=name, dst=dst, src0=src0, src1=src1, stride=stride, repeats=repeats
-    )
+    command = replace(ADD, name=name, dst=dst, src0=src0, src1=src1, stride=stride, repeats=repeats)
     outcome = run([command], image)
     assert outcome.kinds == ([] if allowed else ["OVERLAP"])
     if allowed:
@@ -161,7 +170,9 @@ def test_integers_do_not_accumulate(image: Bytes) -> None:
 
 
 def test_narrowing_in_place(image: Bytes) -> None:
-    assert run([Command("Cast", "half", "float", count=64, dst=S, mode=1)], image).kinds == ["OVERLAP"]
+    assert run([Command("Cast", "half", "float", count=64, dst=S, mode=1)], image).kinds == [
+        "OVERLAP"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -183,23 +194,47 @@ def test_order_of_two_instructions(second: Command, kinds: list[str], image: Byt
     ("first", "second", "kinds"),
     [
         # Strided accesses touch their blocks only.
-        (replace(ADD, stride=(2, 1, 1, 16, 8, 8)), replace(ADD, dst=32, stride=(2, 1, 1, 16, 8, 8)), []),
+        (
+            replace(ADD, stride=(2, 1, 1, 16, 8, 8)),
+            replace(ADD, dst=32, stride=(2, 1, 1, 16, 8, 8)),
+            [],
+        ),
         (replace(ADD, mask=(8, 0)), replace(ADD, dst=0x6000, src0=32, mask=(8, 0)), []),
         (replace(ADD, mask=(9, 0)), replace(ADD, dst=0x6000, src0=32, mask=(8, 0)), ["RAW"]),
-        (replace(ADD, form=BITS, mask=(1 << 63, 0)), replace(ADD, dst=0x6000, src0=0, mask=(56, 0)), []),
-        (replace(ADD, form=BITS, mask=(1 << 63, 0)), replace(ADD, dst=0x6000, src0=224, mask=(1, 0)), ["RAW"]),
+        (
+            replace(ADD, form=BITS, mask=(1 << 63, 0)),
+            replace(ADD, dst=0x6000, src0=0, mask=(56, 0)),
+            [],
+        ),
+        (
+            replace(ADD, form=BITS, mask=(1 << 63, 0)),
+            replace(ADD, dst=0x6000, src0=224, mask=(1, 0)),
+            ["RAW"],
+        ),
     ],
 )
-def test_extent_of_accesses(first: Command, second: Command, kinds: list[str], image: Bytes) -> None:
+def test_extent_of_accesses(
+    first: Command, second: Command, kinds: list[str], image: Bytes
+) -> None:
     assert run([replace(first, barrier=False), second], image).kinds == kinds
 
 
 def test_uninitialised_source() -> None:
     """The image ends at 0x1000: what lies beyond was never written."""
-    outcome = run([Command("Adds", "float", dst=0, src0=0x2000, count=8)], np.zeros(0x1000, np.uint8))
+    outcome = run(
+        [Command("Adds", "float", dst=0, src0=0x2000, count=8)], np.zeros(0x1000, np.uint8)
+    )
     assert outcome.kinds == ["UNINIT"]
-    assert run([Command("Duplicate", "float", dst=0x2000, count=64),
-                Command("Adds", "float", src0=0x2000, count=64)], np.zeros(0x1000, np.uint8)).kinds == []
+    assert (
+        run(
+            [
+                Command("Duplicate", "float", dst=0x2000, count=64),
+                Command("Adds", "float", src0=0x2000, count=64),
+            ],
+            np.zeros(0x1000, np.uint8),
+        ).kinds
+        == []
+    )
 
 
 def test_work(image: Bytes) -> None:

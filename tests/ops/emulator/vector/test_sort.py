@@ -78,7 +78,7 @@ def test_merge(kind: str, suspend: bool, valid: int, form: int) -> None:
         gap = 8 * int(round_ % 3)
         image = rng.integers(0, 256, 0x8000).astype(np.uint8)
         lists, rows, at = [], [], 0x2000
-        for i, length in enumerate(lengths):
+        for length in lengths:
             values = np.sort(scores(rng, kind, length))[::-1].copy()
             raw = records(values, rng.integers(0, 2**32, length), image[at : at + 8 * length])
             image[at : at + 8 * length] = raw
@@ -93,7 +93,13 @@ def test_merge(kind: str, suspend: bool, valid: int, form: int) -> None:
             record[unused] = expected[8 * k : 8 * k + 8][unused]
             expected[8 * k : 8 * k + 8] = record
         command = Command(
-            "MrgSort", kind, form=form, count=int(suspend), mode=valid, option=gap, lengths=tuple(lengths)
+            "MrgSort",
+            kind,
+            form=form,
+            count=int(suspend),
+            mode=valid,
+            option=gap,
+            lengths=tuple(lengths),
         )
         outcome = run([command], image)
         clean(outcome)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "elementwise.h"
+#include "types_check.h"
 #include "whole.h"
 
 namespace program {
