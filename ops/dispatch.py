@@ -118,7 +118,7 @@ def _look_up(operator: str, name: str) -> Availability:
         return Availability(
             operator, name, f"package {backend.package} is not installed", backend.remedy
         )
-    if name == "cpu":
+    if name in ("cpu", "emulated"):
         try:
             compiler.find()
         except BackendUnavailable as missing:
