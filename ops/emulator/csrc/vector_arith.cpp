@@ -108,7 +108,7 @@ void plain(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar
   const T *x = reinterpret_cast<const T*>(a), *y = reinterpret_cast<const T*>(b);
   T s{};
   if constexpr (has_scalar(op)) std::memcpy(&s, &scalar, sizeof s);
-#pragma GCC ivdep
+EMU_INDEPENDENT
   for (std::size_t i = 0; i < n; i++) {
     if constexpr (has_scalar(op))
       to[i] = apply<op, T>(x[i], s, accumulates(op) ? to[i] : T{});
@@ -148,7 +148,7 @@ void halves(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scala
     widen(x + start, left, part);
     if constexpr (has_second(op)) widen(y + start, right, part);
     if constexpr (accumulates(op) && !Wide) widen(reinterpret_cast<uint16_t*>(d) + start, to, part);
-#pragma GCC ivdep
+EMU_INDEPENDENT
     for (std::size_t i = 0; i < part; i++) {
       const float other = has_scalar(op) ? s : has_second(op) ? right[i] : 0.0f;
       if constexpr (accumulates(op) && !Wide)
@@ -164,7 +164,7 @@ template <Op op, class T>
 void bitwise(std::byte* d, const std::byte* a, const std::byte* b, uint64_t scalar, std::size_t n) {
   T* to = reinterpret_cast<T*>(d);
   const T *x = reinterpret_cast<const T*>(a), *y = reinterpret_cast<const T*>(b);
-#pragma GCC ivdep
+EMU_INDEPENDENT
   for (std::size_t i = 0; i < n; i++) {
     if constexpr (op == Op::And)
       to[i] = static_cast<T>(x[i] & y[i]);

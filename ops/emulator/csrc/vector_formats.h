@@ -10,6 +10,13 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop: an element is read and written at the same index, or not at all.
+#if defined(__clang__)
+#define EMU_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define EMU_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace emu::vec {
 
 // Elements that a loop widens at a time: they stay in the first-level cache.
