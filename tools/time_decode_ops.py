@@ -271,7 +271,8 @@ def main() -> None:
             }
             for backend, steps in spent.items()
         ]
-        decode_report.record(["python", "-m", "tools.time_decode_ops", *sys.argv[1:]], rows)
+        words = [Path(word).name if Path(word).exists() else word for word in sys.argv[1:]]
+        decode_report.record(["python", "-m", "tools.time_decode_ops", *words], rows)
 
 
 if __name__ == "__main__":
