@@ -8,6 +8,7 @@ in such ties (``Probe.settle``), so that what is left is arithmetic.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,21 +28,37 @@ _FUSED = {
 }
 
 
-class Recorder:
-    """Codes by module name, int8 [T, K], or [T, top_k, K] by ascending expert; row = position."""
+_LAYER = re.compile(r"layers\.(\d+)\.(?:mtp_block\.)?")
 
-    def __init__(self, model: Any, length: int) -> None:
-        self.model, self.length = model, length
+
+class Recorder:
+    """Codes by module name, int8 [T, K], or [T, top_k, K] by ascending expert; row = position.
+
+    ``draft`` runs the layers behind those of ``model``, which are left out without it. Nothing is
+    kept once ``done`` is set.
+    """
+
+    def __init__(self, model: Any, length: int, draft: Any = None) -> None:
+        self.model, self.length, self.draft = model, length, draft
         self.codes: dict[str, Tensor] = {}
+        self.done = False
 
     def note(self, name: str, rows: Tensor) -> None:
         """Store ``rows`` of the tokens in the running forward pass."""
-        base, _, last = name.rpartition(".")
+        if self.done:
+            return
+        found = _LAYER.search(name)
+        assert found is not None
+        drafts = int(found[1]) >= self.model.config.num_hidden_layers
+        model = self.draft if drafts else self.model
+        if model is None:
+            return
+        base, _, last = _LAYER.sub(r"layers.\1.", name).rpartition(".")
         for part in _FUSED.get(last, (last,)):
             whole = self.codes.setdefault(
                 f"{base}.{part}", torch.zeros(self.length, *rows.shape[1:], dtype=torch.int8)
             )
-            whole[self.model.positions.current[: len(rows)]] = rows
+            whole[model.positions.current[: len(rows)]] = rows
 
     def linear(self, method: Any, layer: Any, x: Tensor) -> None:
         """Codes of the input of a quantised linear layer."""
@@ -66,13 +83,13 @@ class Recorder:
 
 
 @contextmanager
-def recording(model: Any, length: int) -> Iterator[dict[str, Tensor]]:
+def recording(model: Any, length: int, draft: Any = None) -> Iterator[Recorder]:
     """Record while the block runs sequences of up to ``length`` tokens, one at a time.
 
     Meanwhile the operators are those of backend 'reference', whose steps can be seen.
     """
     chosen = os.environ.get(_BACKEND)
-    recorder = Recorder(model, length)
+    recorder = Recorder(model, length, draft)
     of_layers: list[Tensor] = []
     stock = {kind: kind.apply for kind in (DynamicLinear, StaticLinear, QuantisedExperts)}
     stock_layer = reference.Layer.apply
@@ -97,7 +114,7 @@ def recording(model: Any, length: int) -> Iterator[dict[str, Tensor]]:
         DynamicLinear.apply = StaticLinear.apply = linear
         QuantisedExperts.apply = experts
         reference.Layer.apply = layer_apply
-        yield recorder.codes
+        yield recorder
     finally:
         del os.environ[_BACKEND]
         if chosen is not None:

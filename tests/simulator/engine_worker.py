@@ -60,40 +60,55 @@ class Session:
 
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
         prompt: Any = {"prompt_token_ids": tokens}
-        recorder: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        recorder: AbstractContextManager[Any] = nullcontext()
         if codes:
             recorder = recording(self.runner.model, len(tokens))
         with recorder as seen:
             output = self.llm.generate([prompt], params, use_tqdm=False)[0]
         if codes:
-            save_file({f"{name}.codes": rows for name, rows in seen.items()}, codes)
+            save_file({f"{name}.codes": rows for name, rows in seen.codes.items()}, codes)
         steps = output.prompt_logprobs[1:]
         rows = torch.full((len(steps), len(steps[0])), torch.nan)
         for row, step in zip(rows, steps, strict=True):
             row[list(step)] = torch.tensor([entry.logprob for entry in step.values()])
         torch.save(rows, path)
 
-    def drafts(self, tokens: list[int], path: str) -> list[int]:
-        """Write the draft's logits [steps, vocab] after ``tokens`` and the first sampled one."""
+    def drafts(self, tokens: list[int], path: str, codes: str = "") -> list[int]:
+        """Write the draft's logits [steps, vocab] after ``tokens`` and the first sampled one.
+
+        ``codes`` is another file, for the activation codes of the passes that lead there; the
+        prompt is one chunk then.
+        """
         import torch
+        from safetensors.torch import save_file
         from vllm import SamplingParams
 
+        from tests.simulator.activation_codes import recording
+
         model = self.runner.drafter.model
+        steps = self.runner.speculative_config.num_speculative_tokens
         seen: list[Any] = []
         stock = model.compute_logits
+        recorder: AbstractContextManager[Any] = nullcontext()
+        if codes:
+            recorder = recording(self.runner.model, len(tokens) + steps, model)
 
         def recorded(hidden: Any, *args: Any) -> Any:
             seen.append(stock(hidden, *args))
+            if codes:
+                noted.done = len(seen) >= steps
             return seen[-1]
 
         model.compute_logits = recorded
         try:
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
             prompt: Any = {"prompt_token_ids": tokens}
-            output = self.llm.generate([prompt], params, use_tqdm=False)[0]
+            with recorder as noted:
+                output = self.llm.generate([prompt], params, use_tqdm=False)[0]
         finally:
             model.compute_logits = stock
-        steps = self.runner.speculative_config.num_speculative_tokens
+        if codes:
+            save_file({f"{name}.codes": rows for name, rows in noted.codes.items()}, codes)
         # The passes over chunks of the prompt draft too; the last one has seen all of it.
         computed = len(tokens) - output.num_cached_tokens
         chunks = -(-computed // self.runner.scheduler_config.max_num_batched_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_teacher_forced_against_the_reference(
     oracle = AscendOracle(checkpoint)
     free = oracle.forward(SEQUENCE[:-1])
     own = engine.score(SEQUENCE, tmp_path / "own")
+    seen = engine.score(SEQUENCE, tmp_path / "seen", tmp_path / "own_codes")
+    followed = oracle.forward(SEQUENCE[:-1], Choices.load(tmp_path / "own_codes"))
     free.choices.save(tmp_path / "choices")
     engine.ask("inject", path=str(tmp_path / "choices"))
     try:
@@ -69,33 +72,39 @@ def test_teacher_forced_against_the_reference(
 
     assert engine.ask("facts")["quantization"] == "ascend"
     assert teacher_forced_error(led, settled.logits) < 1e-3
-    assert float((step_errors(own, free.logits) < 0.05).double().mean()) >= 0.99
+    # Own choices of keys and experts on both sides, with ties of rounding settled or not: each of
+    # those moves its step and, through the cache, some of the later ones.
+    assert float((step_errors(seen, followed.logits) < 1e-3).double().mean()) >= 0.99
+    assert float((step_errors(own, free.logits) < 0.05).double().mean()) >= 0.95
     # The reference without activation quantisation is another function.
     plain = AscendOracle(checkpoint, activations=False).forward(SEQUENCE[:-1])
     assert float(step_errors(own, plain.logits).median()) > 0.02
 
 
 def test_draft_steps_against_the_reference(w4a8_engine: Engine, w4a8: Path, tmp_path: Path) -> None:
-    """Int8 rounding ties move all steps of some prompts; rot.weight moves every step of each.
+    """With the rounding ties of both models settled, every step of every prompt is the reference's.
 
-    test_engine_mtp.py has the same without rounding.
+    Unsettled, a tie somewhere moves most prompts. test_engine_mtp.py has the same without rounding.
     """
     oracle = AscendOracle(w4a8)
     errors, unrotated, rotation = [], [], oracle.mtp.rotation
+    step = oracle.mtp.step
     for seed in range(8):
         prompt = tokens(75, seed=31 + seed)
-        sampled = w4a8_engine.ask("drafts", tokens=prompt, path=str(tmp_path / "logits"))
-        reached = torch.load(tmp_path / "logits").float()
+        files = {"path": str(tmp_path / "logits"), "codes": str(tmp_path / "codes")}
+        sampled = w4a8_engine.ask("drafts", tokens=prompt, **files)
+        reached = torch.load(files["path"]).float()
         assert len(reached) == STEPS
-        main = oracle.forward(prompt)
+        codes = Choices.load(tmp_path / "codes")
+        main = oracle.forward(prompt, codes)
         drafted = reached.argmax(-1).tolist()
         for found, turn in ((errors, rotation), (unrotated, None)):
             oracle.mtp.rotation = turn
+            oracle.mtp.step = partial(step, inject=codes)  # type: ignore[method-assign]
             expected = oracle.mtp.draft(prompt, main.hidden, sampled[0], STEPS, forced=drafted)
             found.append(step_errors(reached, expected.logits))
 
-    # One prompt of eight at least has no tie; which one depends on the last bits of the sums.
-    assert float(torch.cat(errors).sort().values[STEPS - 1]) < 1e-3
+    assert float(torch.cat(errors).max()) < 1e-4
     assert float(torch.cat(unrotated).min()) > 0.1
 
 
