@@ -29,9 +29,9 @@ PROMPTS = 64
 NEW = 16
 CLOSE = 0.05
 EXACT = 1e-3
-# Measured: 0.05 ties per token in these texts, 0.02 to 0.12 in single ones. Their number is
-# proportional to the engine's rounding noise.
-MOST_TIES = 0.15
+# Measured: 0.03 ties per token in 2156 steps, up to 0.06 in one text. Their number is proportional
+# to the noise of the engine's arithmetic.
+MOST_TIES = 0.1
 RECORDED = ("--logits-processors", "tests.served.recorded:Recorded")
 
 
