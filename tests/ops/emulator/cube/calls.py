@@ -16,9 +16,24 @@ from glm5_ascend.ops.emulator.report import Report
 
 SOURCE = Path(__file__).with_name("instructions.cpp")
 OPS = (
-    "count blocks pad_in pad_out nz load_2d load_transposed load_3d fill mmad mmad_bias "
-    "fix fix_vector co12 co12_vector old_pad_in old_pad_out"
-).split()
+    "count",
+    "blocks",
+    "pad_in",
+    "pad_out",
+    "nz",
+    "load_2d",
+    "load_transposed",
+    "load_3d",
+    "fill",
+    "mmad",
+    "mmad_bias",
+    "fix",
+    "fix_vector",
+    "co12",
+    "co12_vector",
+    "old_pad_in",
+    "old_pad_out",
+)
 TYPES = ("int8", "half", "bf16", "float", "int32", "int4", "uint8")
 POSITIONS = {"GM": 0, "L1": 1, "L0A": 2, "L0B": 4, "BT": 6, "L0C": 7, "UB": 9, "FB": 13}
 ATOMICS = {"half": 1, "bf16": 2, "float": 3, "int32": 4, "int8": 5}

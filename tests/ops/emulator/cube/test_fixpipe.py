@@ -107,8 +107,8 @@ def test_rows(mode: str, m: int, n: int, relu: bool, api: str) -> None:
     item = _convert(values[:1, :1], mode, dtype, _scales(rng, mode, 1), False).itemsize
     old = rng.integers(0, 256, m * pitch * item + 64, dtype=np.uint8)
     got, parameters = _call(
-        rng, mode, to_l0c(values, rows), At("GM", old, item), [n, m, rows, pitch, 1, 0, 0, relu], ND,
-        api=api,
+        rng, mode, to_l0c(values, rows), At("GM", old, item),
+        [n, m, rows, pitch, 1, 0, 0, relu], ND, api=api,
     )  # fmt: skip
     want = old.copy()
     stored = _convert(values, mode, dtype, parameters, relu)
@@ -208,7 +208,7 @@ def test_nan_and_infinity() -> None:
             [16, 16, 16, 16, quant, 1, 0, 0, 1], dtype=dtype, other="float", config=ND,
         ).view(stored)[:3]  # fmt: skip
         numbers = got if dtype == "half" else (got.astype(np.uint32) << 16).view(np.float32)
-        assert np.isnan(numbers[0]) and numbers[1] == np.inf and numbers[2] == 0
+        assert np.array_equal(numbers, [np.nan, np.inf, 0], equal_nan=True)
 
 
 ROOM = np.zeros(32768, np.uint8)

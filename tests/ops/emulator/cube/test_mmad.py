@@ -52,10 +52,8 @@ def _images(
         mask = pad_to(np.ones(matrix.shape, bool), rows, columns)
         return np.where(mask, pad_to(matrix, rows, columns), garbage).astype(matrix.dtype)
 
-    if a.shape[0] == 1:  # GEMV: plain elements
-        left = full(a, 1, 64)
-    else:
-        left = zz(full(a, 16, across), c0)
+    # GEMV takes plain elements.
+    left = full(a, 1, 64) if a.shape[0] == 1 else zz(full(a, 16, across), c0)
     right = zn(full(b, across, 16), c0)
     if dtype == "int4":
         return pack_int4(left), pack_int4(right)
@@ -146,8 +144,7 @@ def test_subnormal_and_infinite_halves() -> None:
         dtype="float", other="half", second=At("L0B", right),
     )  # fmt: skip
     matrix = from_l0c(got.view(np.float32), 4, 1).ravel()
-    assert matrix[0] == 2.0**-24
-    assert matrix[1] == np.inf and matrix[2] == -np.inf and np.isnan(matrix[3])
+    assert np.array_equal(matrix, [2.0**-24, np.inf, -np.inf, np.nan], equal_nan=True)
 
 
 @pytest.mark.parametrize("align_k", [False, True])
