@@ -141,8 +141,23 @@ def cli() -> None:
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
+@click.option("--dry-run", is_flag=True, help="Print plan, sizes, time, memory and disk only.")
+@click.option(
+    "--rate",
+    "rates",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="With --dry-run: weights/s of int4, int8 or float, bytes/s of hash, read or write.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def quantize(as_json: bool, resume: bool, overwrite: bool, **options: Any) -> None:
+def quantize(
+    as_json: bool,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    rates: tuple[str, ...],
+    **options: Any,
+) -> int:
     """Quantise the checkpoint SRC into the new directory DST, in the format of vllm-ascend.
 
     \b
@@ -151,10 +166,36 @@ def quantize(as_json: bool, resume: bool, overwrite: bool, **options: Any) -> No
     """
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
+    if rates and not dry_run:
+        raise click.UsageError("--rate goes with --dry-run")
     from glm5_ascend.quant.command import QuantizeOptions, run
 
-    summary = run(QuantizeOptions(resume=resume, overwrite=overwrite, **options))
+    wanted = QuantizeOptions(resume=resume, overwrite=overwrite, **options)
+    if dry_run:
+        from glm5_ascend.quant import dry_run as model
+
+        planned = model.run(wanted, _rates(rates, model.RATES))
+        console.emit(planned.as_dict(), planned.as_text(), as_json=as_json)
+        return int(planned.exit_code)
+    summary = run(wanted)
     console.emit(summary.as_dict(), summary.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)
+
+
+def _rates(words: tuple[str, ...], known: tuple[str, ...]) -> dict[str, float]:
+    """``NAME=VALUE`` pairs; a usage error for an unknown name or a value that is not positive."""
+    rates: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        try:
+            rates[name] = float(text)
+        except ValueError:
+            rates[name] = 0.0
+        if name not in known or not 0 < rates[name] < float("inf"):
+            raise click.BadParameter(
+                f"{word!r} is not NAME=VALUE with one of {', '.join(known)}", param_hint="--rate"
+            )
+    return rates
 
 
 @cli.command(short_help="Say what a checkpoint is.")
@@ -402,6 +443,55 @@ def verify(
     report = run(backends, names, size or "normal", quiet=as_json)
     console.emit(report.as_dict(), report.as_text(), as_json=as_json)
     return int(ExitCode.DONE if report.passed else ExitCode.INPUT)
+
+
+@ops_group.command(short_help="Run an AscendC kernel on the emulator and check it.")
+@click.argument("target", metavar="KERNEL.toml|OP")
+@click.option("--seed", default=0, show_default=True, help="First seed of inputs and scheduler.")
+@click.option(
+    "--seeds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Runs of the random scheduler.",
+)
+@click.option(
+    "--scheduler",
+    default="both",
+    show_default=True,
+    type=click.Choice(["round-robin", "random", "both"]),
+    help="Order in which cores run.",
+)
+@click.option("--mutants", is_flag=True, help="Drop each synchronisation in turn; all must show.")
+@click.option("--sanitize", is_flag=True, help="Check for undefined behaviour of C++ too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def emulate(target: str, as_json: bool, **options: Any) -> int:
+    """Compile an AscendC kernel for the host, run it, compare it, and report hazards.
+
+    KERNEL.toml names the source, its arguments and a Python reference (ops/README.md has a
+    tutorial). With the name of an operator, its own kernel runs the conformance suite. Nothing runs
+    on an NPU. Exit code 1 on any finding.
+
+    
+    Example:
+      glm5-ascend ops emulate ops/emulator/examples/add.toml --mutants
+    """
+    _require("ops emulate", torch="cpu")
+    from glm5_ascend.ops.emulator.operators import conformance, is_operator
+
+    if is_operator(target):
+        report = conformance(target, quiet=as_json)
+        console.emit(report.as_dict(), report.as_text(), as_json=as_json)
+        return int(ExitCode.DONE if report.passed else ExitCode.INPUT)
+    if not target.endswith(".toml"):
+        raise click.BadParameter(
+            f"{target!r} is neither a .toml file nor an operator", param_hint="KERNEL.toml|OP"
+        )
+    from glm5_ascend.ops.emulator.command import emulate as run
+
+    outcome = run(Path(target), **options)
+    console.emit(outcome.as_dict(), outcome.as_text(), as_json=as_json)
+    return int(ExitCode.DONE if outcome.passed else ExitCode.INPUT)
 
 
 @cli.command(short_help="Show quantising and serving on the small model.")
