@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from tools.bench.case import Absent, Case, Contestant, WrongResult, near
-from tools.bench.machine import Affinity, Load, Ticks, parse_ticks
+from tools.bench.machine import Affinity, Load, Ticks, parse_ticks, settle
 from tools.bench.runner import measure
 from tools.bench.timing import Entrant, quantile, race
 from tools.bench.topk import best
@@ -82,6 +84,41 @@ def test_every_sample_has_its_number_of_threads() -> None:
     entrants = {"one": entrant("one", 1), "two": entrant("two", 2)}
     race(entrants, 0.01, set_threads=lambda n: threads.__setitem__(0, n), clock=clock)
     assert seen == {("one", 1), ("two", 2)}
+
+
+def test_several_threads_start_when_those_before_have_settled() -> None:
+    clock = FakeClock()
+    entrants = {
+        "one": Entrant(clock.work("one", 500)),
+        "two": Entrant(clock.work("two", 500), 2),
+    }
+    race(
+        entrants,
+        0.01,
+        set_threads=lambda _: None,
+        settle=lambda: clock.log.append("settled"),
+        clock=clock,
+    )
+    # Warm-up is not measured, so nothing waits before it.
+    first = clock.log.index("settled")
+    calls = "".join({"one": "1", "two": "2", "settled": "s"}[name] for name in clock.log[first:])
+    assert set(calls.replace("s22", "x").replace("11", "y")) == {"x", "y"}
+
+
+def test_settling_waits_for_a_busy_thread_and_not_for_ever() -> None:
+    stop = threading.Event()
+    busy = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
+    busy.start()
+    try:
+        start = time.perf_counter()
+        settle(0.02)
+        assert time.perf_counter() - start >= 0.02
+    finally:
+        stop.set()
+        busy.join()
+    start = time.perf_counter()
+    settle(5.0)
+    assert time.perf_counter() - start < 4
 
 
 def test_processor_times_are_read_per_processor() -> None:

@@ -105,6 +105,20 @@ class Affinity:
         os.sched_setaffinity(0, {self.quietest} if threads == 1 else self.allowed)
 
 
+def settle(most: float = 0.05) -> None:
+    """Wait until the other threads of this process sleep, ``most`` seconds at most.
+
+    OpenMP's keep a processor busy for some milliseconds after the last work they had. Whoever is
+    measured next on more than one thread would share it with them.
+    """
+    end = time.perf_counter() + most
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(0.001)
+        if time.process_time() - before < 0.0003:
+            return
+
+
 def last_level_cache() -> int:
     """Bytes of the largest cache of processor 0; 0 where the system does not tell."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

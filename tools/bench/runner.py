@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tools.bench.case import Absent, Case, Contestant
-from tools.bench.machine import Affinity, Load, Watch
+from tools.bench.machine import Affinity, Load, Watch, settle
 from tools.bench.peaks import (
     Yardstick,
     arithmetic,
@@ -44,7 +44,7 @@ def measure(case: Case, seconds: float, affinity: Affinity) -> tuple[list[Row], 
     entrants |= {key(y.title, y.threads): Entrant(y.run, y.threads) for y in yardsticks}
     watch = Watch()
     with torch.inference_mode():
-        timings = race(entrants, seconds, set_threads=set_threads)
+        timings = race(entrants, seconds, set_threads=set_threads, settle=settle)
     load = watch.load()
     set_threads(1)
     return rows(case, contestants, yardsticks, timings, load), load, absent

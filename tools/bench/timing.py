@@ -53,6 +53,7 @@ def race(
     seconds: float,
     *,
     set_threads: Callable[[int], None],
+    settle: Callable[[], object] = lambda: None,
     least: int = 9,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
@@ -66,6 +67,7 @@ def race(
         entrants: by name.
         seconds: no further round begins after these, once there were ``least``.
         set_threads: called with the entrant's number of threads before its calls.
+        settle: called before those of an entrant with more than one.
         least: samples at least.
         clock: nanoseconds, monotonic.
     """
@@ -83,6 +85,8 @@ def race(
             shuffle(order)
             for name in order:
                 set_threads(entrants[name].threads)
+                if entrants[name].threads > 1:
+                    settle()
                 run = entrants[name].run
                 if usual[name] < LONG_NS:
                     run()
