@@ -414,11 +414,11 @@ def ops_group(context: click.Context, as_json: bool) -> None:
     help="Backend to check; repeat for more. Without it, all that can run here.",
 )
 @click.option("--op", "names", multiple=True, help="Operator to check; repeat for more.")
-@click.option("--quick", "size", flag_value="quick", help="The most telling cases only.")
-@click.option("--full", "size", flag_value="full", help="Tiles of real size too.")
+@click.option("--quick", is_flag=True, help="The most telling cases only.")
+@click.option("--full", is_flag=True, help="Tiles of real size too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def verify(
-    backends: tuple[str, ...], names: tuple[str, ...], size: str | None, as_json: bool
+    backends: tuple[str, ...], names: tuple[str, ...], quick: bool, full: bool, as_json: bool
 ) -> int:
     """Run the conformance suite: hostile inputs, oracles in F64, derived error budgets.
 
@@ -430,6 +430,8 @@ def verify(
     Example:
       glm5-ascend ops verify --backend cpu --op lightning_indexer
     """
+    if quick and full:
+        raise click.UsageError("--quick and --full exclude each other")
     _require("ops verify", torch="cpu")
     from glm5_ascend.ops.verify.command import operators
     from glm5_ascend.ops.verify.command import verify as run
@@ -440,7 +442,8 @@ def verify(
             raise click.BadParameter(
                 f"{name!r} is not one of {', '.join(known)}", param_hint="--op"
             )
-    report = run(backends, names, size or "normal", quiet=as_json)
+    size = "quick" if quick else "full" if full else "normal"
+    report = run(backends, names, size, quiet=as_json)
     console.emit(report.as_dict(), report.as_text(), as_json=as_json)
     return int(ExitCode.DONE if report.passed else ExitCode.INPUT)
 

@@ -33,7 +33,9 @@ def verify(
     Raises:
         BackendUnavailable: a named backend cannot run here.
     """
+    order = operators()
     cases = [case for case in suite.cases(size) if not names or case.operator in names]
+    cases.sort(key=lambda case: order.index(case.operator))
     runs = plan(dict.fromkeys(case.operator for case in cases), backends)
     total = sum(len(runs.calls[case.operator]) for case in cases)
     with _progress(total, quiet=quiet) as done:

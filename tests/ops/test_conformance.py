@@ -265,6 +265,7 @@ def test_command_reports_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("--backend", "triton"), 5, "backend 'triton' of lightning_indexer is not available"),
         (("--backend", "nonsense"), 2, "'nonsense' is not one of"),
+        (("--full",), 2, "--quick and --full exclude each other"),
         (("--op", "nonsense"), 2, "'nonsense' is not one of lightning_indexer, "),
     ],
 )
