@@ -38,9 +38,9 @@ void add(Number number, std::byte* to, const std::byte* from, uint64_t bytes) {
 }  // namespace
 
 const char* name(Number number) {
-  static const char* const names[] = {"none",     "int4b_t",    "int8_t",  "uint8_t",  "int16_t",
-                                      "uint16_t", "half",       "bfloat16_t", "int32_t", "uint32_t",
-                                      "float",    "int64_t",    "uint64_t", "double"};
+  static const char* const names[] = {"none",     "int4b_t", "int8_t",     "uint8_t", "int16_t",
+                                      "uint16_t", "half",    "bfloat16_t", "int32_t", "uint32_t",
+                                      "float",    "int64_t", "uint64_t",   "double"};
   return names[static_cast<int>(number)];
 }
 

@@ -19,9 +19,12 @@ struct Way {
 };
 
 constexpr Way WAYS[] = {
-    {Mem::GM, Mem::UB, Pipe::MTE2, Path::GM_UB, 32}, {Mem::GM, Mem::L1, Pipe::MTE2, Path::GM_L1, 32},
-    {Mem::UB, Mem::GM, Pipe::MTE3, Path::UB_GM, 32}, {Mem::UB, Mem::UB, Pipe::V, Path::UB_UB, 32},
-    {Mem::L1, Mem::GM, Pipe::MTE3, Path::L1_GM, 32}, {Mem::L1, Mem::BT, Pipe::MTE1, Path::L1_BT, 64},
+    {Mem::GM, Mem::UB, Pipe::MTE2, Path::GM_UB, 32},
+    {Mem::GM, Mem::L1, Pipe::MTE2, Path::GM_L1, 32},
+    {Mem::UB, Mem::GM, Pipe::MTE3, Path::UB_GM, 32},
+    {Mem::UB, Mem::UB, Pipe::V, Path::UB_UB, 32},
+    {Mem::L1, Mem::GM, Pipe::MTE3, Path::L1_GM, 32},
+    {Mem::L1, Mem::BT, Pipe::MTE1, Path::L1_BT, 64},
     {Mem::L1, Mem::FB, Pipe::FIX, Path::L1_FB, 128},
 };
 
@@ -42,7 +45,8 @@ const Way* find(Mem src, Mem dst) {
 uint32_t alignment(Mem mem, Number number) {
   switch (mem) {
     case Mem::GM: return std::max(1u, bits_of(number) / 8);
-    case Mem::BT: case Mem::FB: return 64;
+    case Mem::BT:
+    case Mem::FB: return 64;
     default: return 32;
   }
 }
@@ -124,7 +128,8 @@ void copy_blocks(Range dst, Range src, Number to, Number from, const Gaps& gaps,
   const Way* way = find(src.mem, dst.mem);
   if (way == nullptr) refuse("DataCopy", src.mem, dst.mem, at);
   Instruction in("DataCopy", way->pipe, at);
-  if (!in.dtype(same_or_widened(dst.mem, to, from), "source and destination differ in type")) return;
+  if (!in.dtype(same_or_widened(dst.mem, to, from), "source and destination differ in type"))
+    return;
   if (!check_count(in, gaps.count)) return;
   if (!in.require(gaps.length >= 1, "blockLen is 0")) return;
   const uint64_t bytes = static_cast<uint64_t>(gaps.length) * way->unit;

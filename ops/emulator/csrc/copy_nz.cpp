@@ -13,7 +13,8 @@ struct Steps {  // in bytes
 
 bool check(Instruction& in, const Nz& nz, uint64_t size) {
   const auto within = [&in](const char* what, uint32_t value, uint32_t low, uint32_t high) {
-    return in.require(value >= low && value <= high, "%s is %u, not %u to %u", what, value, low, high);
+    return in.require(value >= low && value <= high, "%s is %u, not %u to %u", what, value, low,
+                      high);
   };
   if (!in.dtype(size == 1 || size == 2 || size == 4, "Nd2Nz moves elements of 1, 2 or 4 bytes"))
     return false;
@@ -57,14 +58,20 @@ void copy_nz(Range dst, Range src, Number number, const Nz& nz, At at) {
                name(dst.mem));
   const uint64_t size = bits_of(number) / 8;
   if (!check(in, nz, size) || nz.matrices == 0 || nz.rows == 0 || nz.columns == 0) return;
-  const Steps steps{size, (nz.columns * size + 31) / 32, nz.src_row * size, nz.src_matrix * size,
-                    nz.dst_block * 32ull, nz.dst_row * 32ull, nz.dst_matrix * size};
+  const Steps steps{size,
+                    (nz.columns * size + 31) / 32,
+                    nz.src_row * size,
+                    nz.src_matrix * size,
+                    nz.dst_block * 32ull,
+                    nz.dst_row * 32ull,
+                    nz.dst_matrix * size};
   in.work(Work::move(Path::GM_L1, nz.matrices * size * nz.rows * nz.columns,
                      static_cast<uint64_t>(nz.matrices) * nz.rows));
   const std::byte* from = nullptr;
   for (uint64_t i = 0; i < nz.matrices; i++) {
     const Range row{Mem::GM, src.address + i * steps.src_matrix, nz.columns * size};
-    const std::byte* start = in.stride_read(row, nz.rows, steps.src_row, static_cast<uint32_t>(size));
+    const std::byte* start =
+        in.stride_read(row, nz.rows, steps.src_row, static_cast<uint32_t>(size));
     if (i == 0) from = start;
   }
   for (uint64_t i = 0; i < nz.matrices; i++)

@@ -68,15 +68,16 @@ bool check_nz(Instruction& in, const Fixpipe& call) {
 
 bool check(Instruction& in, const Fixpipe& call, Mem to, const Range* scales, const Kind& kind) {
   if (!in.require(call.n >= 1 && call.n <= 4095, "nSize is %u, not 1 to 4095", call.n) ||
-      !in.require(call.src_stride % 16 == 0, "srcStride is %u, no multiple of 16", call.src_stride) ||
+      !in.require(call.src_stride % 16 == 0, "srcStride is %u, no multiple of 16",
+                  call.src_stride) ||
       !in.require(call.src_stride >= up(call.m, 16) || call.n <= 16,
                   "srcStride is %u, below the %u rows of a column block", call.src_stride,
                   up(call.m, 16)) ||
       !in.require(call.unit_flag == 0 || call.unit_flag == 2 || call.unit_flag == 3,
                   "unitFlag is %d, not 0, 2 or 3", call.unit_flag) ||
-      !in.require(kind.vector == (scales != nullptr), kind.vector
-                      ? "quantPre wants a tensor of scales"
-                      : "a tensor of scales, which quantPre does not take") ||
+      !in.require(kind.vector == (scales != nullptr),
+                  kind.vector ? "quantPre wants a tensor of scales"
+                              : "a tensor of scales, which quantPre does not take") ||
       !in.dtype(to == Mem::GM || kind.step != FixStep::Copy,
                 "L0C to L1 converts to half, bfloat16_t or 8 bits"))
     return false;
@@ -86,7 +87,8 @@ bool check(Instruction& in, const Fixpipe& call, Mem to, const Range* scales, co
 const uint64_t* read_scales(Instruction& in, const Range* scales, const Fixpipe& call) {
   if (scales == nullptr) return &call.scalar;
   const uint64_t bytes = call.n * 8ull;
-  in.require(bytes <= capacity(Mem::FB), "%u scales are more than the Fixpipe buffer holds", call.n);
+  in.require(bytes <= capacity(Mem::FB), "%u scales are more than the Fixpipe buffer holds",
+             call.n);
   return reinterpret_cast<const uint64_t*>(
       in.read({scales->mem, scales->address, bytes}, scales->mem == Mem::L1 ? 32 : 64));
 }
@@ -95,9 +97,13 @@ const uint64_t* read_scales(Instruction& in, const Range* scales, const Fixpipe&
 class Out {
  public:
   Out(Instruction& in, const Fixpipe& call, const Kind& kind, const uint64_t* scales)
-      : in_(in), call_(call), scales_(scales), step_(kind.vector ? 1 : 0),
+      : in_(in),
+        call_(call),
+        scales_(scales),
+        step_(kind.vector ? 1 : 0),
         row_{kind.step, kind.source == Number::S32, kind.result == Number::S8, call.relu},
-        size_(bits_of(call.result) / 8), values_(static_cast<size_t>(call.m) * up(call.n, 32) * size_) {}
+        size_(bits_of(call.result) / 8),
+        values_(static_cast<size_t>(call.m) * up(call.n, 32) * size_) {}
 
   void nd(Range dst, const std::byte* from) {
     const uint64_t pitch = call_.n * size_;
@@ -153,8 +159,9 @@ void run(Instruction& in, Range dst, Range src, const Range* scales, const Fixpi
   for (uint32_t i = 0; i < matrices; i++) {
     if (!call.nd) out.nz(dst, from);
     else
-      out.nd({dst.mem, dst.address + i * static_cast<uint64_t>(call.dst_matrix) *
-                                         (bits_of(call.result) / 8), 0},
+      out.nd({dst.mem,
+              dst.address + i * static_cast<uint64_t>(call.dst_matrix) * (bits_of(call.result) / 8),
+              0},
              from + i * call.src_matrix * 1024ull);
   }
 }
@@ -179,7 +186,8 @@ void copy_from_l0c(Range dst, Range src, Fixpipe call, At at) {
   fixpipe("DataCopy(L0C)", dst, src, vector ? &registers.scales : nullptr, call, at);
 }
 
-void fixpipe(const char* api, Range dst, Range src, const Range* scales, const Fixpipe& call, At at) {
+void fixpipe(const char* api, Range dst, Range src, const Range* scales, const Fixpipe& call,
+             At at) {
   const uint32_t matrices = call.nd ? call.matrices : 1;
   std::vector<Range> parts;  // of L0C, for the unit flags
   if (src.mem == Mem::L0C)
@@ -196,7 +204,8 @@ void fixpipe(const char* api, Range dst, Range src, const Range* scales, const F
                  "%s from %s to %s", api, name(src.mem), name(dst.mem));
     in.supported(call.quant != Quant::Other, "quantPre of this kind");
     const Kind* kind = find(call);
-    if (!in.dtype(kind != nullptr, "quantPre does not fit the types of L0C and destination")) return;
+    if (!in.dtype(kind != nullptr, "quantPre does not fit the types of L0C and destination"))
+      return;
     if (!check(in, call, dst.mem, scales, *kind)) return;
     run(in, dst, src, scales, call, *kind);
   }

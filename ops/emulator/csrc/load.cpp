@@ -12,7 +12,8 @@ constexpr uint64_t FRACTAL = 512, ROWS = 16;
 bool is_l0(Mem mem) { return mem == Mem::L0A || mem == Mem::L0B; }
 
 Path path_of(Mem src, Mem dst) {
-  if (src == Mem::GM) return dst == Mem::L0A ? Path::GM_L0A : dst == Mem::L0B ? Path::GM_L0B : Path::GM_L1;
+  if (src == Mem::GM)
+    return dst == Mem::L0A ? Path::GM_L0A : dst == Mem::L0B ? Path::GM_L0B : Path::GM_L1;
   return dst == Mem::L0A ? Path::L1_L0A : Path::L1_L0B;
 }
 
@@ -37,8 +38,8 @@ void transpose_stacked(const std::byte* from, const Piece& piece) {  // b8: 32 x
   constexpr uint64_t C0 = 32 / sizeof(T);
   for (uint64_t c = 0; c < C0; c++)
     for (uint64_t r = 0; r < C0; r++)
-      std::memcpy(piece(c / ROWS) + (c % ROWS * C0 + r) * sizeof(T), from + (r * C0 + c) * sizeof(T),
-                  sizeof(T));
+      std::memcpy(piece(c / ROWS) + (c % ROWS * C0 + r) * sizeof(T),
+                  from + (r * C0 + c) * sizeof(T), sizeof(T));
 }
 
 template <class Piece>
@@ -54,7 +55,8 @@ template <class Piece>
 void transpose_beside(const std::byte* from, const Piece& piece) {  // b32: 16 x (8 | 8)
   for (uint64_t c = 0; c < ROWS; c++)
     for (uint64_t r = 0; r < ROWS; r++)
-      std::memcpy(piece(r / 8) + (c * 8 + r % 8) * 4, from + c / 8 * FRACTAL + (r * 8 + c % 8) * 4, 4);
+      std::memcpy(piece(r / 8) + (c * 8 + r % 8) * 4, from + c / 8 * FRACTAL + (r * 8 + c % 8) * 4,
+                  4);
 }
 
 template <class Piece>
@@ -95,8 +97,9 @@ const std::byte* host(const Range& range) {
 void load_2d(Range dst, Range src, Number number, const Load2D& load, At at) {
   const bool from_gm = src.mem == Mem::GM;
   Instruction in("LoadData", from_gm ? Pipe::MTE2 : Pipe::MTE1, at);
-  in.supported(from_gm ? is_l0(dst.mem) || dst.mem == Mem::L1 : src.mem == Mem::L1 && is_l0(dst.mem),
-               "LoadData from %s to %s", name(src.mem), name(dst.mem));
+  in.supported(
+      from_gm ? is_l0(dst.mem) || dst.mem == Mem::L1 : src.mem == Mem::L1 && is_l0(dst.mem),
+      "LoadData from %s to %s", name(src.mem), name(dst.mem));
   if (load.repeat == 0) return;
   if (!in.require(!(from_gm && load.transpose), "ifTranspose does not work from GM") ||
       !in.dtype(!load.transpose || bits_of(number) == 16, "ifTranspose takes 16-bit types alone"))
@@ -124,10 +127,12 @@ void load_transposed(Range dst, Range src, Number number, const Load2D& load, At
     return;
   if (load.repeat == 0) return;
   const uint64_t fractals = bits == 4 ? 4 : bits == 16 ? 1 : 2;
-  const uint64_t inner = (load.fractal_gap + 1ull) * FRACTAL, step = (load.dst_gap + 1ull) * FRACTAL;
+  const uint64_t inner = (load.fractal_gap + 1ull) * FRACTAL,
+                 step = (load.dst_gap + 1ull) * FRACTAL;
   in.work(Work::move(path_of(src.mem, dst.mem), load.repeat * fractals * FRACTAL, load.repeat));
   if (!declare_source(in, src, load, fractals, 32)) return;
-  // Iterations must not write what another one wrote: their fractals lie i * step + j * inner apart.
+  // Iterations must not write what another one wrote: their fractals lie i * step + j * inner
+  // apart.
   for (uint64_t i = 1; i < load.repeat; i++)
     for (uint64_t j = 1; j < fractals; j++)
       if (!in.require(i * step != j * inner, "iterations overlap: dstGap %u, dstFracGap %u",

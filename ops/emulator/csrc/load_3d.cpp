@@ -64,7 +64,8 @@ void transposed_to(Mem mem, std::byte* to, const Tile& tile) {
 
 bool check(Instruction& in, Mem mem, Number number, const Load3D& load) {
   const uint32_t bits = bits_of(number), c0 = 256 / std::max(bits, 1u);
-  if (!in.dtype(bits == 8 || bits == 16 || bits == 32, "LoadData 3D takes types of 8, 16 or 32 bits") ||
+  if (!in.dtype(bits == 8 || bits == 16 || bits == 32,
+                "LoadData 3D takes types of 8, 16 or 32 bits") ||
       !in.dtype(bits != 8 || mem == Mem::L0A, "8-bit types do not go to L0B by LoadData 3D") ||
       !in.dtype(bits != 8 || !load.transpose, "enTranspose takes types of 16 or 32 bits"))
     return false;
@@ -87,20 +88,21 @@ void load_3d(Range dst, Range src, Number number, const Load3D& load, At at) {
   Instruction in("LoadData(3D)", Pipe::MTE1, at);
   in.supported(src.mem == Mem::L1 && (dst.mem == Mem::L0A || dst.mem == Mem::L0B),
                "LoadData 3D from %s to %s", name(src.mem), name(dst.mem));
-  in.supported(load.plain, "LoadData 3D with a filter, stride or dilation other than 1, or padding");
+  in.supported(load.plain,
+               "LoadData 3D with a filter, stride or dilation other than 1, or padding");
   if (!check(in, dst.mem, number, load)) return;
   const uint64_t size = bits_of(number) / 8, c0 = 32 / size;
   const bool transpose = load.transpose || dst.mem == Mem::L0B;
   const uint64_t block_bytes = load.rows * 32ull;
   const uint64_t start = src.address + load.column / c0 * block_bytes + load.row * 32ull;
-  const uint64_t fractals = transpose
-                                ? blocks_of(load.height, c0) * blocks_of(load.width, 16)
-                                : blocks_of(load.height, 16) * blocks_of(load.width, c0);
+  const uint64_t fractals = transpose ? blocks_of(load.height, c0) * blocks_of(load.width, 16)
+                                      : blocks_of(load.height, 16) * blocks_of(load.width, c0);
   in.work(Work::move(dst.mem == Mem::L0A ? Path::L1_L0A : Path::L1_L0B, fractals * FRACTAL, 1));
   const std::byte* from = in.stride_read({Mem::L1, start, load.height * 32ull},
                                          blocks_of(load.width, c0), block_bytes, 32);
   std::byte* to = in.write({dst.mem, dst.address, fractals * FRACTAL}, 512);
-  if (load.height % 16 != 0 || load.height % c0 != 0 || load.width % 16 != 0 || load.width % c0 != 0)
+  if (load.height % 16 != 0 || load.height % c0 != 0 || load.width % 16 != 0 ||
+      load.width % c0 != 0)
     std::memset(to, number == Number::S8 || number == Number::U8 ? 0xA5 : 0xFF, fractals * FRACTAL);
   const Tile tile{from, block_bytes, load.height, load.width};
   if (!transpose) plain(to, tile, size);

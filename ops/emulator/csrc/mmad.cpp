@@ -39,7 +39,8 @@ bool check(Instruction& in, const Mmad& call, const Range* bias, Number bias_typ
                     "m %u, n %u, k %u: at most 4095", call.m, call.n, call.k) &&
          in.require(call.unit_flag == 0 || call.unit_flag == 2 || call.unit_flag == 3,
                     "unitFlag is %d, not 0, 2 or 3", call.unit_flag) &&
-         in.require(bias == nullptr || !call.zero, "a bias and cmatrixInitVal, which starts from 0") &&
+         in.require(bias == nullptr || !call.zero,
+                    "a bias and cmatrixInitVal, which starts from 0") &&
          in.require(bias != nullptr || call.zero || !call.from_table,
                     "cmatrixSource without a bias tensor") &&
          in.dtype(bias == nullptr || bias_type == call.result, "the bias has another type than C");
@@ -51,10 +52,11 @@ const std::byte* read_a(Instruction& in, Range a, const Mmad& call, uint32_t acr
   if (call.m == 1) return in.read({a.mem, a.address, (call.k * bits + 7) / 8}, 512);
   const uint64_t whole = call.m / 16, rest = call.m % 16, row_bytes = pitch * FRACTAL;
   const std::byte* start = nullptr;
-  if (whole > 0) start = in.stride_read({a.mem, a.address, across * FRACTAL}, whole, row_bytes, 512);
+  if (whole > 0)
+    start = in.stride_read({a.mem, a.address, across * FRACTAL}, whole, row_bytes, 512);
   if (rest > 0) {
-    const std::byte* last = in.stride_read({a.mem, a.address + whole * row_bytes, rest * ROW}, across,
-                                           FRACTAL, 512);
+    const std::byte* last =
+        in.stride_read({a.mem, a.address + whole * row_bytes, rest * ROW}, across, FRACTAL, 512);
     if (start == nullptr) start = last;
   }
   return start;
@@ -67,10 +69,11 @@ void compute(Instruction& in, Range c, Range a, Range b, const Range* bias, cons
   const uint32_t pitch = kind.type == Operand::F32 && call.align_k ? up(call.k, 16) / c0 : across;
   const uint32_t column_blocks = up(call.n, 16) / 16, rows = up(call.m, 16);
   const bool accumulate = bias == nullptr && !call.zero;
-  Product product{kind.type, nullptr, nullptr, nullptr, int(call.m), int(call.n), int(call.k),
-                  int(pitch), int(rows), accumulate, nullptr};
+  Product product{kind.type,   nullptr,    nullptr,   nullptr,    int(call.m), int(call.n),
+                  int(call.k), int(pitch), int(rows), accumulate, nullptr};
   product.a = read_a(in, a, call, across, pitch, bits);
-  product.b = in.stride_read({b.mem, b.address, call.n * ROW}, across, column_blocks * FRACTAL, 512);
+  product.b =
+      in.stride_read({b.mem, b.address, call.n * ROW}, across, column_blocks * FRACTAL, 512);
   if (bias != nullptr) product.bias = in.read({bias->mem, bias->address, call.n * 4ull}, 64);
   if (accumulate)
     in.stride_read({c.mem, c.address, call.m * C_ROW}, column_blocks, rows * C_ROW, 1024);

@@ -50,7 +50,7 @@ struct Format {
   using Value = float;
   static EMU_FORCE float value(const Stored* row, int i) {
     return TYPE == Operand::F16 ? widen_half(row[i])
-                                 : from_bits(static_cast<uint32_t>(row[i]) << 16);
+                                : from_bits(static_cast<uint32_t>(row[i]) << 16);
   }
 };
 template <>
@@ -127,7 +127,8 @@ EMU_FORCE void unpack_b(const Product& p, int first, typename Format<TYPE>::Valu
       }
       auto* to = out + (static_cast<size_t>(k) * BLOCKS + block) * LANES;
       for (int i = 0; i < count; i++)
-        for (int n = 0; n < LANES; n++) to[static_cast<size_t>(i) * BLOCKS * LANES + n] = wide[n][i];
+        for (int n = 0; n < LANES; n++)
+          to[static_cast<size_t>(i) * BLOCKS * LANES + n] = wide[n][i];
     }
   }
 }

@@ -40,8 +40,7 @@ Part part_of(const Range& c, const UnitFlags& all) {
 }
 
 const char* misuse(bool fixpipe, bool filled, int flag) {
-  if (flag == 0 && filled)
-    return "unitFlag was set by a Mmad with 3, but this instruction has 0";
+  if (flag == 0 && filled) return "unitFlag was set by a Mmad with 3, but this instruction has 0";
   if (flag != 0 && filled && !fixpipe)
     return "unitFlag is still set: no Fixpipe with 3 took the last result";
   if (flag != 0 && !filled && fixpipe)
@@ -65,7 +64,8 @@ void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at) {
     if (why != nullptr && !told) {
       told = true;
       here().machine->find(Class::EVENT_PAIR, here(), static_cast<int>(pipe),
-                           here().machine->site(api, at), why, {Mem::L0C, i * BYTES, true, nullptr});
+                           here().machine->site(api, at), why,
+                           {Mem::L0C, i * BYTES, true, nullptr});
     }
     if (flag != 0 && unit.last && unit.last.get() != joined) {
       joined = unit.last.get();

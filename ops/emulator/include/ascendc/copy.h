@@ -52,11 +52,11 @@ void DataCopy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const DataCo
 template <class T>
 void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Nd2NzParams& params,
               emu::At at = emu::At::current()) {
-  emu::copy_nz(dst.range(0, 0), src.range(0, 0), emu::number_of<T>(),
-               {params.ndNum, params.nValue, params.dValue, params.srcNdMatrixStride,
-                params.srcDValue, params.dstNzC0Stride, params.dstNzNStride,
-                params.dstNzMatrixStride},
-               at);
+  emu::copy_nz(
+      dst.range(0, 0), src.range(0, 0), emu::number_of<T>(),
+      {params.ndNum, params.nValue, params.dValue, params.srcNdMatrixStride, params.srcDValue,
+       params.dstNzC0Stride, params.dstNzNStride, params.dstNzMatrixStride},
+      at);
 }
 
 // GM to UB in bytes. A block and its paddings take whole units of UB. Without paddings the rest of
@@ -75,8 +75,9 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
                    at);
 }
 template <class T>
-void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
-                 const DataCopyPadParams& padding, emu::At at = emu::At::current()) {
+void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
+                 const DataCopyParams& params, const DataCopyPadParams& padding,
+                 emu::At at = emu::At::current()) {
   emu::copy_pad_in(dst.range(0, 0), src.range(0, 0), emu::number_of<T>(),
                    {params.blockCount, params.blockLen, params.srcGap, params.dstGap},
                    {padding.isPad, uint32_t(emu::bytes_of<T>(padding.leftPadding)),
@@ -92,8 +93,8 @@ void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
                     {params.blockCount, params.blockLen, params.srcStride, params.dstStride}, at);
 }
 template <class T>
-void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
-                 emu::At at = emu::At::current()) {
+void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
+                 const DataCopyParams& params, emu::At at = emu::At::current()) {
   emu::copy_pad_out(dst.range(0, 0), src.range(0, 0), emu::number_of<T>(),
                     {params.blockCount, params.blockLen, params.srcGap, params.dstGap}, at);
 }

@@ -5,9 +5,9 @@
 
 namespace AscendC {
 
-// Lengths and gaps in units of 32 bytes, gaps from the end of a block to the start of the next. With
-// BT as destination blockLen and dstGap count 64 bytes, with FB 128. DataCopyPad counts blockLen and
-// GM's gaps in bytes.
+// Lengths and gaps in units of 32 bytes, gaps from the end of a block to the start of the next.
+// With BT as destination blockLen and dstGap count 64 bytes, with FB 128. DataCopyPad counts
+// blockLen and GM's gaps in bytes.
 struct DataCopyParams {
   uint16_t blockCount = 1;
   uint16_t blockLen = 0;
@@ -78,8 +78,13 @@ struct Nd2NzParams {
   Nd2NzParams() = default;
   Nd2NzParams(uint16_t matrices, uint16_t rows, uint16_t columns, uint16_t src_matrix,
               uint16_t src_row, uint16_t dst_block, uint16_t dst_row, uint16_t dst_matrix)
-      : ndNum(matrices), nValue(rows), dValue(columns), srcNdMatrixStride(src_matrix),
-        srcDValue(src_row), dstNzC0Stride(dst_block), dstNzNStride(dst_row),
+      : ndNum(matrices),
+        nValue(rows),
+        dValue(columns),
+        srcNdMatrixStride(src_matrix),
+        srcDValue(src_row),
+        dstNzC0Stride(dst_block),
+        dstNzNStride(dst_row),
         dstNzMatrixStride(dst_matrix) {}
 };
 

@@ -1,7 +1,7 @@
 // LoadData, LoadDataWithTranspose and InitConstValue: operands of Mmad.
 //
-// L1 holds matrices in NZ [columns / C0][rows][C0]. L0A wants ZZ [m / 16][k / C0][16][C0], L0B wants
-// ZN [k / C0][n / 16][16][C0 of k]. C0 is 32 bytes, a fractal 512 bytes.
+// L1 holds matrices in NZ [columns / C0][rows][C0]. L0A wants ZZ [m / 16][k / C0][16][C0], L0B
+// wants ZN [k / C0][n / 16][16][C0 of k]. C0 is 32 bytes, a fractal 512 bytes.
 #pragma once
 
 #include "ascendc/tensor.h"
@@ -23,8 +23,13 @@ struct LoadData2DParams {
   LoadData2DParams() = default;
   LoadData2DParams(uint16_t start, uint8_t repeat, uint16_t src_stride, uint8_t reserved,
                    uint16_t dst_gap, bool transpose, uint8_t mode)
-      : startIndex(start), repeatTimes(repeat), srcStride(src_stride), sid(reserved),
-        dstGap(dst_gap), ifTranspose(transpose), addrMode(mode) {}
+      : startIndex(start),
+        repeatTimes(repeat),
+        srcStride(src_stride),
+        sid(reserved),
+        dstGap(dst_gap),
+        ifTranspose(transpose),
+        addrMode(mode) {}
 };
 
 // startIndex and srcStride count squares: 16 x 16 of 16 bits (one fractal), 32 x 32 of 8 bits (two,
@@ -42,8 +47,12 @@ struct LoadData2dTransposeParams {
   LoadData2dTransposeParams() = default;
   LoadData2dTransposeParams(uint16_t start, uint8_t repeat, uint16_t src_stride, uint16_t dst_gap,
                             uint16_t fractal_gap, uint8_t mode = 0)
-      : startIndex(start), repeatTimes(repeat), srcStride(src_stride), dstGap(dst_gap),
-        dstFracGap(fractal_gap), addrMode(mode) {}
+      : startIndex(start),
+        repeatTimes(repeat),
+        srcStride(src_stride),
+        dstGap(dst_gap),
+        dstFracGap(fractal_gap),
+        addrMode(mode) {}
 };
 
 // With a filter of 1 x 1: the matrix in L1 has l1H * l1W rows and channelSize columns.
@@ -64,14 +73,27 @@ struct LoadData3DParamsV2 {
   bool fMatrixCtrl = false;
 
   LoadData3DParamsV2() = default;
-  LoadData3DParamsV2(const uint8_t pads[4], uint16_t h, uint16_t w, uint16_t channels, uint16_t k_ext,
-                     uint16_t m_ext, uint16_t k_start, uint16_t m_start, uint8_t stride_w,
-                     uint8_t stride_h, uint8_t filter_w, uint8_t filter_h, uint8_t dilation_w,
-                     uint8_t dilation_h, bool transpose, bool small_k, T pad_value)
-      : l1H(h), l1W(w), channelSize(channels), kExtension(k_ext), mExtension(m_ext),
-        kStartPt(k_start), mStartPt(m_start), strideW(stride_w), strideH(stride_h),
-        filterW(filter_w), filterH(filter_h), dilationFilterW(dilation_w),
-        dilationFilterH(dilation_h), enTranspose(transpose), enSmallK(small_k), padValue(pad_value) {
+  LoadData3DParamsV2(const uint8_t pads[4], uint16_t h, uint16_t w, uint16_t channels,
+                     uint16_t k_ext, uint16_t m_ext, uint16_t k_start, uint16_t m_start,
+                     uint8_t stride_w, uint8_t stride_h, uint8_t filter_w, uint8_t filter_h,
+                     uint8_t dilation_w, uint8_t dilation_h, bool transpose, bool small_k,
+                     T pad_value)
+      : l1H(h),
+        l1W(w),
+        channelSize(channels),
+        kExtension(k_ext),
+        mExtension(m_ext),
+        kStartPt(k_start),
+        mStartPt(m_start),
+        strideW(stride_w),
+        strideH(stride_h),
+        filterW(filter_w),
+        filterH(filter_h),
+        dilationFilterW(dilation_w),
+        dilationFilterH(dilation_h),
+        enTranspose(transpose),
+        enSmallK(small_k),
+        padValue(pad_value) {
     for (int i = 0; i < 4; i++) padList[i] = pads[i];
   }
 };

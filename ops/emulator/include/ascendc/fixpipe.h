@@ -13,8 +13,15 @@
 
 // Numbers as the instruction set has them.
 enum QuantMode_t {
-  NoQuant = 0, F322F16 = 1, VREQ8 = 8, REQ8 = 9, VDEQF16 = 10, DEQF16 = 11, F322BF16 = 16,
-  VQF322B8_PRE = 23, QF322B8_PRE = 24
+  NoQuant = 0,
+  F322F16 = 1,
+  VREQ8 = 8,
+  REQ8 = 9,
+  VDEQF16 = 10,
+  DEQF16 = 11,
+  F322BF16 = 16,
+  VQF322B8_PRE = 23,
+  QF322B8_PRE = 24
 };
 
 namespace AscendC {
@@ -29,17 +36,17 @@ inline constexpr FixpipeConfig CFG_NZ = {CO2Layout::NZ};
 inline constexpr FixpipeConfig CFG_ROW_MAJOR = {CO2Layout::ROW_MAJOR};
 
 struct FixpipeParamsV220 {
-  uint16_t nSize = 16;       // NZ: a multiple of 16, of 8 with isChannelSplit, of 32 in 8 bits
+  uint16_t nSize = 16;  // NZ: a multiple of 16, of 8 with isChannelSplit, of 32 in 8 bits
   uint16_t mSize = 16;
-  uint16_t srcStride = 16;   // rows of a column block in L0C, a multiple of 16
-  uint32_t dstStride = 16;   // ROW_MAJOR: elements of a row; NZ: 32-byte units of a column block
+  uint16_t srcStride = 16;  // rows of a column block in L0C, a multiple of 16
+  uint32_t dstStride = 16;  // ROW_MAJOR: elements of a row; NZ: 32-byte units of a column block
   QuantMode_t quantPre = QuantMode_t::NoQuant;
   uint64_t deqScalar = 0;
   uint16_t ndNum = 1;        // ROW_MAJOR: matrices
   uint16_t srcNdStride = 0;  // fractals of 1024 bytes
   uint16_t dstNdStride = 0;  // elements
   bool reluEn = false;
-  uint8_t unitFlag = 0;      // 0, 2: keep, 3: flip; emu/cube.h has the protocol
+  uint8_t unitFlag = 0;         // 0, 2: keep, 3: flip; emu/cube.h has the protocol
   bool isChannelSplit = false;  // NZ, float: columns in groups of 8
 
   FixpipeParamsV220() = default;
@@ -48,8 +55,16 @@ struct FixpipeParamsV220 {
   FixpipeParamsV220(uint16_t n, uint16_t m, uint16_t src_stride, uint32_t dst_stride, bool relu,
                     QuantMode_t quant, uint64_t scalar, uint16_t nd, uint16_t src_nd,
                     uint16_t dst_nd)
-      : nSize(n), mSize(m), srcStride(src_stride), dstStride(dst_stride), quantPre(quant),
-        deqScalar(scalar), ndNum(nd), srcNdStride(src_nd), dstNdStride(dst_nd), reluEn(relu) {}
+      : nSize(n),
+        mSize(m),
+        srcStride(src_stride),
+        dstStride(dst_stride),
+        quantPre(quant),
+        deqScalar(scalar),
+        ndNum(nd),
+        srcNdStride(src_nd),
+        dstNdStride(dst_nd),
+        reluEn(relu) {}
 };
 
 // Of DataCopy from L0C; quantisation and matrices come from the registers below.
@@ -67,18 +82,33 @@ struct DataCopyCO12DstParams {
   DataCopyCO12DstParams() = default;
   DataCopyCO12DstParams(uint16_t n, uint16_t m, uint32_t dst_stride, uint16_t src_stride,
                         QuantMode_t quant, uint8_t relu, bool split, bool nz2nd)
-      : nSize(n), mSize(m), dstStride(dst_stride), srcStride(src_stride), quantPre(quant),
-        reluPre(relu), channelSplit(split), nz2ndEn(nz2nd) {}
+      : nSize(n),
+        mSize(m),
+        dstStride(dst_stride),
+        srcStride(src_stride),
+        quantPre(quant),
+        reluPre(relu),
+        channelSplit(split),
+        nz2ndEn(nz2nd) {}
 };
 
 template <class T, class U, const FixpipeConfig& config>
 emu::Fixpipe fixpipe_call(const FixpipeParamsV220& params) {
   static_assert(config.format != CO2Layout::COLUMN_MAJOR, "arch 2201 has no COLUMN_MAJOR");
-  return {emu::number_of<T>(), emu::number_of<U>(),
-          params.nSize, params.mSize, params.srcStride, params.dstStride,
-          emu::quant_of(params.quantPre), params.deqScalar,
-          params.ndNum, params.srcNdStride, params.dstNdStride,
-          params.reluEn, params.isChannelSplit, config.format == CO2Layout::ROW_MAJOR,
+  return {emu::number_of<T>(),
+          emu::number_of<U>(),
+          params.nSize,
+          params.mSize,
+          params.srcStride,
+          params.dstStride,
+          emu::quant_of(params.quantPre),
+          params.deqScalar,
+          params.ndNum,
+          params.srcNdStride,
+          params.dstNdStride,
+          params.reluEn,
+          params.isChannelSplit,
+          config.format == CO2Layout::ROW_MAJOR,
           params.unitFlag};
 }
 
@@ -136,10 +166,21 @@ void SetFixPipeConfig(const LocalTensor<T>& quantPre, bool isUnitFlag = false,
 
 template <class T, class U>
 emu::Fixpipe fixpipe_call(const DataCopyCO12DstParams& params) {
-  return {emu::number_of<T>(), emu::number_of<U>(),
-          params.nSize, params.mSize, params.srcStride, params.dstStride,
-          emu::quant_of(params.quantPre), 0, 1, 0, 0,
-          params.reluPre != 0, params.channelSplit, params.nz2ndEn, params.unitFlag};
+  return {emu::number_of<T>(),
+          emu::number_of<U>(),
+          params.nSize,
+          params.mSize,
+          params.srcStride,
+          params.dstStride,
+          emu::quant_of(params.quantPre),
+          0,
+          1,
+          0,
+          0,
+          params.reluPre != 0,
+          params.channelSplit,
+          params.nz2ndEn,
+          params.unitFlag};
 }
 template <class T, class U>
 void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<U>& src,

@@ -1,10 +1,10 @@
 // Mmad: C = (0 | C | bias) + A * B.
 //
 // A in L0A as ZZ, B in L0B as ZN, C in L0C as [n / 16][align16(m)][16]. int8_t and int4b_t give
-// int32_t; half, bfloat16_t and float give float. m = 1 reads A as k plain elements (GEMV) and leaves
-// C as a matrix of 16 rows. Sums add their products in the order of k, floats in float; the hardware's
-// order is not published. Elements beyond m, n and k are not read; rows and columns of C's last
-// fractals beyond m and n are undefined, NaN or 0xA5 here. m, n or k = 0: nothing happens.
+// int32_t; half, bfloat16_t and float give float. m = 1 reads A as k plain elements (GEMV) and
+// leaves C as a matrix of 16 rows. Sums add their products in the order of k, floats in float; the
+// hardware's order is not published. Elements beyond m, n and k are not read; rows and columns of
+// C's last fractals beyond m and n are undefined, NaN or 0xA5 here. m, n or k = 0: nothing happens.
 //
 // A Mmad follows an earlier one on the same L0C without PipeBarrier<PIPE_M> only where
 // (m / 16) * (n / 16) >= 10, both rounded up.
@@ -27,19 +27,35 @@ struct MmadParams {
 
   MmadParams() = default;
   MmadParams(uint16_t m_, uint16_t n_, uint16_t k_, uint8_t unit_flag, bool source, bool init)
-      : m(m_), n(n_), k(k_), unitFlag(int8_t(unit_flag)), cmatrixSource(source),
+      : m(m_),
+        n(n_),
+        k(k_),
+        unitFlag(int8_t(unit_flag)),
+        cmatrixSource(source),
         cmatrixInitVal(init) {}
   MmadParams(uint16_t m_, uint16_t n_, uint16_t k_, bool bias, int32_t offset, bool sparse,
              bool winograd_a, bool winograd_b)
-      : m(m_), n(n_), k(k_), isBias(bias), fmOffset(offset), enSsparse(sparse),
-        enWinogradA(winograd_a), enWinogradB(winograd_b) {}
+      : m(m_),
+        n(n_),
+        k(k_),
+        isBias(bias),
+        fmOffset(offset),
+        enSsparse(sparse),
+        enWinogradA(winograd_a),
+        enWinogradB(winograd_b) {}
 };
 
 template <class T, class U, class S>
 emu::Mmad mmad_call(const MmadParams& params) {
-  return {emu::number_of<T>(), emu::number_of<U>(), emu::number_of<S>(),
-          params.m, params.n, params.k,
-          params.cmatrixInitVal, params.cmatrixSource, params.kDirectionAlign,
+  return {emu::number_of<T>(),
+          emu::number_of<U>(),
+          emu::number_of<S>(),
+          params.m,
+          params.n,
+          params.k,
+          params.cmatrixInitVal,
+          params.cmatrixSource,
+          params.kDirectionAlign,
           params.unitFlag,
           !params.isBias && params.fmOffset == 0 && !params.enSsparse && !params.enWinogradA &&
               !params.enWinogradB};

@@ -8,8 +8,8 @@ namespace emu {
 
 // Steps of one Fixpipe. `Copy` keeps float or int32. `ToHalf` and `ToBf16` round a float to nearest
 // even; what is too large becomes infinity. `Dequant` multiplies an int32 (as float) by a scale in
-// float and rounds to half. `ToByte` multiplies float or int32 (as float) by a scale in float, rounds
-// to nearest even, adds the offset and saturates to int8 or uint8; NaN becomes 0.
+// float and rounds to half. `ToByte` multiplies float or int32 (as float) by a scale in float,
+// rounds to nearest even, adds the offset and saturates to int8 or uint8; NaN becomes 0.
 enum class FixStep : uint8_t { Copy, ToHalf, ToBf16, Dequant, ToByte };
 
 // Scale of a stored quantisation parameter: bits 31..13 of a float, the rest of its mantissa is 0.
@@ -19,9 +19,9 @@ int fix_offset(uint64_t parameter);
 
 struct FixRow {
   FixStep step;
-  bool from_int;      // source is int32, else float
-  bool to_signed;     // ToByte: int8, else uint8
-  bool relu;          // negative numbers become 0 before anything else; NaN stays
+  bool from_int;   // source is int32, else float
+  bool to_signed;  // ToByte: int8, else uint8
+  bool relu;       // negative numbers become 0 before anything else; NaN stays
 };
 
 // Converts `count` numbers at `from` to `to`; the scale of number i is parameters[i * step], where

@@ -22,7 +22,16 @@ void mmad(Range c, Range a, Range b, const Range* bias, Number bias_type, const 
 
 // The kinds of quantPre that arch 2201 has for float and int32 results.
 enum class Quant : uint8_t {
-  None, F32_F16, F32_BF16, DEQ_F16, VDEQ_F16, F32_B8, VF32_B8, REQ8, VREQ8, Other
+  None,
+  F32_F16,
+  F32_BF16,
+  DEQ_F16,
+  VDEQ_F16,
+  F32_B8,
+  VF32_B8,
+  REQ8,
+  VREQ8,
+  Other
 };
 
 // `mode` is a QuantMode_t.
@@ -53,7 +62,8 @@ struct Fixpipe {
 
 // `scales` is a tensor of uint64 in L1, which the interface itself passes through the Fixpipe
 // buffer, or one in that buffer; null without one.
-void fixpipe(const char* api, Range dst, Range src, const Range* scales, const Fixpipe& call, At at);
+void fixpipe(const char* api, Range dst, Range src, const Range* scales, const Fixpipe& call,
+             At at);
 
 // Registers that DataCopy from L0C takes its parameters from.
 struct FixRegisters {

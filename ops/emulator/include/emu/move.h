@@ -34,7 +34,7 @@ struct Load2D {
 };
 
 struct Load3D {
-  uint32_t rows, columns;           // of the matrix in L1, [columns / C0][rows][C0]
+  uint32_t rows, columns;               // of the matrix in L1, [columns / C0][rows][C0]
   uint32_t row, column, height, width;  // the tile
   bool transpose;
   bool plain;  // filter, strides and dilations of 1, no padding
@@ -48,8 +48,10 @@ struct Fill {
 // Contiguous: `elements` of `number`.
 void copy_count(Range dst, Range src, Number number, uint64_t elements, At at);
 // 32-byte units; 64 in BT and 128 in FB.
-void copy_blocks(Range dst, Range src, Number dst_number, Number src_number, const Gaps& gaps, At at);
-void copy_pad_in(Range dst, Range src, Number number, const Gaps& gaps, const Padding& padding, At at);
+void copy_blocks(Range dst, Range src, Number dst_number, Number src_number, const Gaps& gaps,
+                 At at);
+void copy_pad_in(Range dst, Range src, Number number, const Gaps& gaps, const Padding& padding,
+                 At at);
 void copy_pad_out(Range dst, Range src, Number number, const Gaps& gaps, At at);
 void copy_nz(Range dst, Range src, Number number, const Nz& nz, At at);
 void load_2d(Range dst, Range src, Number number, const Load2D& load, At at);

@@ -5,9 +5,7 @@
 
 namespace emu {
 
-enum class Number : uint8_t {
-  None, S4, S8, U8, S16, U16, F16, BF16, S32, U32, F32, S64, U64, F64
-};
+enum class Number : uint8_t { None, S4, S8, U8, S16, U16, F16, BF16, S32, U32, F32, S64, U64, F64 };
 
 template <class T>
 constexpr Number number_of() {
@@ -18,9 +16,12 @@ constexpr Number number_of() {
   else if constexpr (std::is_same_v<T, float>) return F32;
   else if constexpr (std::is_same_v<T, double>) return F64;
   else if constexpr (std::is_integral_v<T> && sizeof(T) == 1) return std::is_signed_v<T> ? S8 : U8;
-  else if constexpr (std::is_integral_v<T> && sizeof(T) == 2) return std::is_signed_v<T> ? S16 : U16;
-  else if constexpr (std::is_integral_v<T> && sizeof(T) == 4) return std::is_signed_v<T> ? S32 : U32;
-  else if constexpr (std::is_integral_v<T> && sizeof(T) == 8) return std::is_signed_v<T> ? S64 : U64;
+  else if constexpr (std::is_integral_v<T> && sizeof(T) == 2)
+    return std::is_signed_v<T> ? S16 : U16;
+  else if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+    return std::is_signed_v<T> ? S32 : U32;
+  else if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
+    return std::is_signed_v<T> ? S64 : U64;
   else return None;
 }
 

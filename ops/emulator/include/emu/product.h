@@ -24,9 +24,9 @@ struct Product {
   const std::byte* b;  // fractals [k/C0][n/16][16][C0]
   std::byte* c;        // [n/16][c_rows][16] of float or int32
   int m, n, k;
-  int k_fractals;       // fractals in a row of A
-  int c_rows;           // a multiple of 16
-  bool accumulate;      // C holds the sum so far
+  int k_fractals;         // fractals in a row of A
+  int c_rows;             // a multiple of 16
+  bool accumulate;        // C holds the sum so far
   const std::byte* bias;  // n floats or int32; sums start from them; null without
 };
 

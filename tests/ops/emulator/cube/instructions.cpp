@@ -17,20 +17,44 @@ struct Call {
   uint64_t q;
 };
 
-enum Op { COUNT, BLOCKS, PAD_IN, PAD_OUT, NZ, LOAD_2D, LOAD_TRANSPOSED, LOAD_3D, FILL, MMAD, MMAD_BIAS,
-          FIX, FIX_VECTOR, CO12, CO12_VECTOR, OLD_PAD_IN, OLD_PAD_OUT };
+enum Op {
+  COUNT,
+  BLOCKS,
+  PAD_IN,
+  PAD_OUT,
+  NZ,
+  LOAD_2D,
+  LOAD_TRANSPOSED,
+  LOAD_3D,
+  FILL,
+  MMAD,
+  MMAD_BIAS,
+  FIX,
+  FIX_VECTOR,
+  CO12,
+  CO12_VECTOR,
+  OLD_PAD_IN,
+  OLD_PAD_OUT
+};
 
 struct Memory {
   const Image& image;
   uint8_t* gm;
 
   bool global() const { return image.position == int(TPosition::GM); }
-  uint8_t* host() const { return reinterpret_cast<uint8_t*>(emu::local(emu::memory_of(TPosition(image.position)))); }
-  void poke() const { if (!global() && image.bytes) __builtin_memcpy(host(), gm, image.bytes); }
-  void peek() const { if (!global() && image.bytes) __builtin_memcpy(gm, host(), image.bytes); }
+  uint8_t* host() const {
+    return reinterpret_cast<uint8_t*>(emu::local(emu::memory_of(TPosition(image.position))));
+  }
+  void poke() const {
+    if (!global() && image.bytes) __builtin_memcpy(host(), gm, image.bytes);
+  }
+  void peek() const {
+    if (!global() && image.bytes) __builtin_memcpy(gm, host(), image.bytes);
+  }
   template <class T>
   LocalTensor<T> local() const {
-    return LocalTensor<T>::at(TPosition(image.position), image.address, image.bytes - image.address);
+    return LocalTensor<T>::at(TPosition(image.position), image.address,
+                              image.bytes - image.address);
   }
   template <class T>
   GlobalTensor<T> wide() const {
@@ -84,7 +108,8 @@ struct Case {
   void load() const {
     const auto& p = call.p;
     if (call.op == NZ)
-      DataCopy(dst.local<T>(), src.wide<T>(), Nd2NzParams(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]));
+      DataCopy(dst.local<T>(), src.wide<T>(),
+               Nd2NzParams(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]));
     if (call.op == LOAD_2D) {
       const LoadData2DParams params(p[0], p[1], p[2], 0, p[3], p[4], p[5]);
       if (src.global()) LoadData(dst.local<T>(), src.wide<T>(), params);
@@ -146,7 +171,8 @@ struct Case {
     const auto from = src.local<U>();
     if (call.op == FIX && dst.global()) Fixpipe<T, U, config>(dst.wide<T>(), from, params);
     else if (call.op == FIX) Fixpipe<T, U, config>(dst.local<T>(), from, params);
-    else if (dst.global()) Fixpipe<T, U, config>(dst.wide<T>(), from, second.local<uint64_t>(), params);
+    else if (dst.global())
+      Fixpipe<T, U, config>(dst.wide<T>(), from, second.local<uint64_t>(), params);
     else Fixpipe<T, U, config>(dst.local<T>(), from, second.local<uint64_t>(), params);
   }
 
@@ -164,9 +190,9 @@ struct Case {
     if (call.type == 3) return move<float>();
     if (call.type == 4) return move<int32_t>();
     if (call.op == LOAD_TRANSPOSED)
-      return LoadDataWithTranspose(
-          dst.local<int4b_t>(), src.local<int4b_t>(),
-          LoadData2dTransposeParams(call.p[0], call.p[1], call.p[2], call.p[3], call.p[4], call.p[5]));
+      return LoadDataWithTranspose(dst.local<int4b_t>(), src.local<int4b_t>(),
+                                   LoadData2dTransposeParams(call.p[0], call.p[1], call.p[2],
+                                                             call.p[3], call.p[4], call.p[5]));
   }
   // `type` is the result's, `other_type` the operands'.
   void run() const {
@@ -178,7 +204,8 @@ struct Case {
       else if (pair == 32) mmad<float, bfloat16_t>();
       else if (pair == 33) mmad<float, float>();
       else mmad<float, int8_t>();
-    } else if (call.op == FIX || call.op == FIX_VECTOR || call.op == CO12 || call.op == CO12_VECTOR) {
+    } else if (call.op == FIX || call.op == FIX_VECTOR || call.op == CO12 ||
+               call.op == CO12_VECTOR) {
       if (pair == 3) fixpipe<int8_t, float>();
       else if (pair == 4) fixpipe<int8_t, int32_t>();
       else if (pair == 63) fixpipe<uint8_t, float>();
@@ -202,7 +229,8 @@ struct Case {
 // Buffers of an image that is in GM are used where they are.
 extern "C" __global__ __aicore__ void one_instruction(GM_ADDR src, GM_ADDR second, GM_ADDR third,
                                                       GM_ADDR dst, Call call) {
-  const Case one{call, {call.src, src}, {call.second, second}, {call.third, third}, {call.dst, dst}};
+  const Case one{
+      call, {call.src, src}, {call.second, second}, {call.third, third}, {call.dst, dst}};
   one.src.poke();
   one.second.poke();
   one.third.poke();

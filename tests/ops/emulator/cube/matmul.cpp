@@ -79,7 +79,8 @@ class Matmul {
       LoadData(l0_b_, l1_b_, tile);
     } else {
       const int blocks = s_.tile_k / C0<T> * (up(s_.n) / 16);
-      LoadData(l0_b_, l1_b_, LoadData2DParams(k / C0<T> * (up(s_.n) / 16), blocks, 1, 0, 0, false, 0));
+      LoadData(l0_b_, l1_b_,
+               LoadData2DParams(k / C0<T> * (up(s_.n) / 16), blocks, 1, 0, 0, false, 0));
     }
     SetFlag<HardEvent::MTE1_M>(0);
     WaitFlag<HardEvent::MTE1_M>(0);
