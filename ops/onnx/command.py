@@ -124,7 +124,9 @@ def _check_output(options: ExportOptions) -> None:
     if options.output.suffix != ".onnx":
         raise Glm5Error(f"{options.output} is not named as an ONNX file", "end its name in .onnx")
     for file in (options.output, data_file(options.output)):
-        if present(file) and not (options.overwrite and file.is_file()):
+        if present(file) and not file.is_file():
+            raise Glm5Error(f"{file} exists and is no file", "choose another name")
+        if present(file) and not options.overwrite:
             raise Glm5Error(
                 f"{file} exists already",
                 "choose another name, or replace the file with --overwrite",

@@ -169,6 +169,9 @@ def test_output_that_exists(tmp_path: Path) -> None:
     file = tmp_path / "x.onnx"
     file.write_text("mine")
     refused(ExitCode.INPUT, "exists already", "mlapo", "-o", file)
+    folder = tmp_path / "folder.onnx"
+    folder.mkdir()
+    refused(ExitCode.INPUT, "is no file", "mlapo", "-o", folder, "--overwrite")
     assert file.read_text() == "mine"
     assert export("mlapo", "-o", file, "--overwrite").exit_code == 0
     onnx.checker.check_model(str(file))
