@@ -29,15 +29,20 @@ WINDOWS = {"code": 1e-3, "key": 5e-6, "expert": 2e-6}
 class Tie:
     """A decision that the reference alone would have taken otherwise.
 
-    ``where`` is a module or ``layers.{i}``, ``row`` the position; ``margin`` is in the units of
-    :data:`WINDOWS`.
+    ``where`` is a module or ``layers.{i}``, ``place`` the position and, for codes, the element's
+    other indices; ``margin`` is in the units of :data:`WINDOWS`.
     """
 
     kind: str
     where: str
-    row: int
+    place: tuple[int, ...]
     margin: float
     adopted: bool
+
+    @property
+    def row(self) -> int:
+        """The position."""
+        return self.place[0]
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.where} at position {self.row}, margin {self.margin:.1e}"
@@ -58,16 +63,16 @@ class Ties:
     @property
     def adopted(self) -> list[Tie]:
         """Ties; modules that quantise the same input share theirs, so each counts once."""
-        once = {(t.kind, t.row, t.margin): t for t in self.found if t.adopted}
+        once = {(t.kind, t.place, t.margin): t for t in self.found if t.adopted}
         return list(once.values())
 
     def codes(self, module: str, scaled: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Return where ``wanted`` rounds ``scaled`` (both [S, .., K], in steps) but for a tie."""
         beyond = (scaled - wanted).abs() - 0.5
         near = beyond <= self.windows["code"]
-        for place in (torch.round(scaled) != wanted).nonzero().tolist():
-            at = tuple(place)
-            self._add("code", module, place[0], float(beyond[at]), bool(near[at]))
+        for indices in (torch.round(scaled) != wanted).nonzero().tolist():
+            place = tuple(indices)
+            self._add("code", module, place, float(beyond[place]), bool(near[place]))
         return near
 
     def choice(
@@ -92,11 +97,13 @@ class Ties:
         differs = (ours != theirs).any(dim=1)
         near = ~differs | (margin <= self.windows[kind])
         for row in differs.nonzero().flatten().tolist():
-            self._add(kind, f"layers.{layer}", row, float(margin[row]), bool(near[row]))
+            self._add(kind, f"layers.{layer}", (row,), float(margin[row]), bool(near[row]))
         return near
 
-    def _add(self, kind: str, where: str, row: int, margin: float, adopted: bool) -> None:
-        self.found.append(Tie(kind, where, row, margin, adopted))
+    def _add(
+        self, kind: str, where: str, place: tuple[int, ...], margin: float, adopted: bool
+    ) -> None:
+        self.found.append(Tie(kind, where, place, margin, adopted))
 
 
 def members(rows: torch.Tensor, count: int) -> torch.Tensor:
