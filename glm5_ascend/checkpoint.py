@@ -46,13 +46,14 @@ class CheckpointReader:
 
     Args:
         directory: the checkpoint.
+        data_optional: also open files that end with their header, to plan without the data.
 
     Raises:
         ConfigError: from :class:`Glm5Config`.
         CheckpointError: anything wrong with the files; the message names file and tensor.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, data_optional: bool = False) -> None:
         self.directory = Path(directory)
         self._maps: dict[Path, mmap.mmap] = {}
         files = list_files(self.directory)
@@ -62,7 +63,7 @@ class CheckpointReader:
         index = read_index(self.directory)
         refuse_missing_files(index, files)
         for file in files:
-            tensors, self.metadata[file] = read_header(file)
+            tensors, self.metadata[file] = read_header(file, data_optional=data_optional)
             for name, tensor in tensors.items():
                 if name in self._tensors:
                     raise CheckpointError(

@@ -60,8 +60,14 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape) * DTYPE_BYTES[spec.dtype]
 
 
-def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+def read_header(
+    file: Path, *, data_optional: bool = False
+) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Tensors (in data order) and metadata of a safetensors file.
+
+    Args:
+        file: the file.
+        data_optional: accept a file that ends with its header.
 
     Raises:
         CheckpointError: unreadable, truncated, malformed, or the data is not covered exactly.
@@ -80,17 +86,18 @@ def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     tensors = [_entry(file, name, entry, data_start) for name, entry in header.items()]
     tensors.sort(key=lambda pair: (pair[1].offset, pair[1].nbytes))
     position = data_start
+    is_header_only = data_optional and size == data_start
     for name, tensor in tensors:
         if tensor.offset != position:
             word = "overlaps" if tensor.offset < position else "leaves a gap after"
             raise CheckpointError(f"{file}: tensor {name} {word} the tensor before it", _HINT)
         position += tensor.nbytes
-        if position > size:
+        if position > size and not is_header_only:
             raise CheckpointError(
                 f"{file} is truncated at {size:,} bytes: tensor {name} ends at {position:,}",
                 _HINT,
             )
-    if position != size:
+    if position != size and not is_header_only:
         raise CheckpointError(
             f"{file} has {size - position:,} bytes after the last tensor; none belong there", _HINT
         )

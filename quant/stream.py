@@ -35,11 +35,7 @@ def prepare(
     Raises:
         Glm5Error: the source is at fault, or the choices do not fit the model.
     """
-    if DESCRIPTION in names_in(source, "give a directory that you may read"):
-        raise CheckpointError(
-            f"{source} is quantised already: it holds {DESCRIPTION}",
-            "give the original BF16 or FP8 checkpoint",
-        )
+    refuse_quantised(source)
     with CheckpointReader(source) as reader:
         config = reader.config
         reader.check_inventory(expected_tensors(config))
@@ -50,6 +46,15 @@ def prepare(
         texts = text_files(source, plan, copied)
         files = [*(shard.file for shard in plan.shards), *texts]
         return plan, texts, Journal(Path(), describe_job(reader, plan, copied), files)
+
+
+def refuse_quantised(source: Path) -> None:
+    """Raise ``CheckpointError`` for a source that holds a description."""
+    if DESCRIPTION in names_in(source, "give a directory that you may read"):
+        raise CheckpointError(
+            f"{source} is quantised already: it holds {DESCRIPTION}",
+            "give the original BF16 or FP8 checkpoint",
+        )
 
 
 def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> None:

@@ -66,7 +66,7 @@ def write_files(
         Glm5Error: the first failure; other workers are stopped.
     """
     if workers <= 1 or len(shards) <= 1:
-        with CheckpointReader(job.source) as reader, _one_thread():
+        with CheckpointReader(job.source) as reader, one_thread():
             matrices = _matrices(reader, job)
             for shard in shards:
                 finished(shard, write_file(reader, shard, matrices, job.destination, advance))
@@ -182,7 +182,7 @@ def _matrices(reader: CheckpointReader, job: Job) -> dict[str, Orthogonal]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Products are summed in the same order whatever the machine's default is."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
