@@ -37,7 +37,13 @@ void Touch::misaligned(Range range, uint32_t align) {
                      format("the address is not a multiple of %llu bytes", align), where);
 }
 
-Place Touch::place(Region* region, uint64_t address) const {
+Place Touch::place(const Region* region, uint64_t address) const {
+  if (region == nullptr) {
+    // Most likely one ran over the end of the argument before it.
+    for (const Region& each : core.machine->regions) {
+      if (uint64_t(each.base) <= address) region = &each;
+    }
+  }
   if (region == nullptr) return {Mem::GM, 0, false, nullptr};
   return {Mem::GM, address - uint64_t(region->base), true, region->name.c_str()};
 }

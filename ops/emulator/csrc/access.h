@@ -32,7 +32,7 @@ struct Touch {
   void uninitialised(Place place);
   void misaligned(Range range, uint32_t align);
   [[noreturn]] void outside(Class what, Range range, uint64_t bytes, const char* why);
-  Place place(Region* region, uint64_t address) const;
+  Place place(const Region* region, uint64_t address) const;
 
   uint32_t limit_[8];  // latest ticks of this core's pipes that are complete
   bool reported_ = false;

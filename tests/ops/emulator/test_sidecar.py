@@ -1,0 +1,140 @@
+"""``glm5-ascend ops emulate``: the examples, and what is wrong in a file of the user."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from glm5_ascend.cli import cli
+from glm5_ascend.ops.emulator import build
+
+EXAMPLES = Path(build.__file__).parent / "examples"
+Edit = Callable[[str, str, str], Path]
+
+
+def emulate(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["ops", "emulate", *map(str, arguments)])
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Edit:
+    """Copies the examples with one text replaced; the path is that of the TOML file."""
+    for file in EXAMPLES.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+
+    def edit(file: str, old: str, new: str) -> Path:
+        path = tmp_path / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        return tmp_path / "scale_add.toml"
+
+    return edit
+
+
+def test_example_is_clean_equal_and_needs_all_of_its_synchronisation() -> None:
+    result = emulate(EXAMPLES / "scale_add.toml", "--mutants", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["passed"]
+    assert [run["name"] for run in report["runs"]] == [
+        "round robin",
+        "random, seed 0",
+        "random, seed 1",
+        "random, seed 2",
+    ]
+    assert report["mutants"] == 5
+    assert report["survivors"] == []
+
+
+def test_missing_barrier_is_shown_with_its_lines(edited: Edit) -> None:
+    path = edited("scale_add.cpp", "    PipeBarrier<PIPE_V>();\n", "")
+    result = emulate(path, "--seeds", 1)
+    assert result.exit_code == 1
+    assert "RAW: reads what may not be written yet" in result.stdout
+    assert "35 |     Add(out, out, in[TILE], TILE);" in result.stdout
+    assert "34 |     Muls(out, in, sizes.a, TILE);" in result.stdout
+    assert "512 times" in result.stdout
+
+
+def test_wrong_values_are_shown(edited: Edit) -> None:
+    result = emulate(edited("reference.py", "2.5 * x", "2.0 * x"), "--scheduler", "round-robin")
+    assert result.exit_code == 1
+    assert "differs from the reference" in result.stdout
+    assert "of 4096 elements differ" in result.stdout
+
+
+def test_useless_synchronisation_is_an_unnoticed_mutant(edited: Edit) -> None:
+    path = edited(
+        "scale_add.cpp",
+        "    out_queue.FreeTensor(out);\n",
+        "    out_queue.FreeTensor(out);\n    PipeBarrier<PIPE_MTE3>();\n",
+    )
+    result = emulate(path, "--mutants", "--seeds", 1)
+    assert result.exit_code == 1
+    assert "nothing depends on PipeBarrier<PIPE_MTE3> at scale_add.cpp:43" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("scale_add.toml", '"scale_add.cpp"', '"missing.cpp"', "missing.cpp, which is no file"),
+        ("scale_add.toml", "reference.py:scale_add", "none.py:f", "none.py, which is no file"),
+        ("scale_add.toml", "reference.py:scale_add", "reference.py:f", "f is not defined there"),
+        ("scale_add.toml", "reference.py:scale_add", "reference.py", "reference is 'reference.py'"),
+        ("scale_add.toml", 'core = "vector"', 'core = "gpu"', "core is 'gpu'"),
+        ("scale_add.toml", 'core = "vector"', "", "the file lacks core"),
+        ("scale_add.toml", "blocks = 4", "blocks = 0", "blocks is 0"),
+        ("scale_add.toml", "blocks = 4", 'blocks = "4"', "blocks of the file is '4'"),
+        ("scale_add.toml", "blocks = 4", "blocks = ", "is no TOML"),
+        ("scale_add.toml", "blocks = 4", "block = 4", "the unknown key block"),
+        ("scale_add.toml", 'role = "output"', 'role = "out"', "role of argument 3 is 'out'"),
+        ("scale_add.toml", 'dtype = "int32"', 'dtype = "int3"', "dtype of a field of sizes"),
+        ("scale_add.toml", "value = 4 ", "value = 4.5 ", "value of a field of sizes is 4.5"),
+        ("scale_add.toml", '{ name = "a", dtype = "float32", value = 2.5 },', "", "has 4 bytes"),
+        ("scale_add.toml", "shape = [16, 256]", "shape = [16, 0]", "shape of argument 1"),
+        ("reference.py", "y.double()", "y.double()[0, :9]", "raises RuntimeError"),
+        ("reference.py", "y.double()", "(y.double()", "raises SyntaxError"),
+        ("reference.py", "2.5 * x.double()", "x.double()[0]; 0", "float64 [256]"),
+        ("reference.py", "(x: Tensor", "(q: Tensor", "has the parameter q"),
+        (
+            "scale_add.cpp",
+            "Muls(out, in",
+            "Muls(out, inn",
+            "scale_add.cpp:34: 'inn' was not declared",
+        ),
+        ("scale_add.toml", 'kernel = "scale_add"', 'kernel = "other"', "'other' was not declared"),
+    ],
+)
+def test_mistakes_are_one_error_with_its_place(
+    edited: Edit, file: str, old: str, new: str, message: str
+) -> None:
+    result = emulate(edited(file, old, new), "--seeds", 1)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[-2].startswith("error: ")
+    assert message in lines[-2]
+    assert lines[-1].startswith("hint: ")
+
+
+def test_out_of_bounds_by_the_sidecars_shape_is_a_finding(edited: Edit) -> None:
+    path = edited("scale_add.toml", "value = 4 ", "value = 5 ")
+    result = emulate(path, "--scheduler", "round-robin")
+    assert result.exit_code == 1
+    assert "GM-OOB" in result.stdout
+    assert "GM x + 0x4000" in result.stdout
+
+
+def test_usage_errors() -> None:
+    for arguments in (("nothing",), (), ("x.toml", "--seeds", 0), ("x.toml", "--scheduler", "x")):
+        assert emulate(*arguments).exit_code == 2
+    missing = emulate("nowhere/x.toml")
+    assert missing.exit_code == 1
+    assert "No such file" in missing.stderr
