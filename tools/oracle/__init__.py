@@ -1,1 +1,1 @@
-"""Asks the real vLLM and vllm-ascend of a chosen release; the command is ``tools.strict_oracle``."""
+"""Asks the real vLLM and vllm-ascend of a release; the command is ``tools.strict_oracle``."""

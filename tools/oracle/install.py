@@ -19,12 +19,18 @@ from glm5_ascend.errors import PreflightError
 from tools.oracle.releases import Release
 from tools.oracle.unpack import DOCS, unpack_vllm, unpack_vllm_ascend
 
-
 CACHE = Path(__file__).resolve().parents[2] / ".oracle"
 LAYOUT = 1  # raised when what an environment holds changes
 _BUILD_TOOLS = ("setuptools>=77,<82", "setuptools-scm>=8,<9", "wheel")
 # The metadata of the sdist comes from its setup.py, which asks for these; nothing is compiled.
 _SDIST_ENV = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
+
+
+_NO_PACKAGES = ("no matching distribution", "could not find a version", "connection", "network")
+
+
+class PackagesUnavailable(PreflightError):
+    """PyPI, or what stands for it here, cannot be reached or lacks a package."""
 
 
 class Environment:
@@ -59,7 +65,8 @@ class Environment:
         """Make the environment if it is not complete, or ``again``: about 0.3 GB, from PyPI.
 
         Raises:
-            PreflightError: torch or vLLM's requirements are missing, or PyPI cannot be had.
+            PreflightError: torch or vLLM's requirements are missing.
+            PackagesUnavailable: PyPI cannot be had.
         """
         if self.is_complete() and not again:
             return
@@ -104,7 +111,8 @@ class Environment:
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             errors = [line[6:].strip() for line in lines if line.lower().startswith("error:")]
-            raise PreflightError(
+            lacking = any(text in done.stderr.lower() for text in _NO_PACKAGES)
+            raise (PackagesUnavailable if lacking else PreflightError)(
                 f"pip {arguments[0]} failed: {(errors or lines or ['no message'])[-1]}",
                 "check that PyPI can be reached and that the disk has room, then try again",
             )

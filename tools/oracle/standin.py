@@ -36,7 +36,9 @@ def stand_in(name: str, folder: Path) -> Path:
             "give the checkpoint's folder with --model",
         )
     target = folder / Path(name).name
-    target.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        return target
+    target.mkdir(parents=True)
     version = found.group(1) or ""
     source = _CONFIGS / f"GLM-5{version}.json"
     config = json.loads(source.read_text(encoding="utf-8"))

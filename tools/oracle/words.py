@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Command:
         words = self.argv[1:]
         if words and not words[0].startswith("-"):
             return words[0]
-        for before, word in zip(words, words[1:], strict=False):
+        for before, word in itertools.pairwise(words):
             if before == "--model":
                 return word
         return next((w.partition("=")[2] for w in words if w.startswith("--model=")), None)

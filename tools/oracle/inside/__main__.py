@@ -36,7 +36,6 @@ def main(kind: str, chip: str) -> None:
 
 def _preload(kind: str) -> Callable[[Record], Record]:
     if kind == "command":
-        import vllm.entrypoints.cli.serve
         from tools.oracle.inside.command import try_command
 
         return try_command

@@ -39,8 +39,18 @@ def try_load(trial: Record) -> Record:
         progress.run(Path(trial["directory"]))
     except Exception as error:
         return failure(progress.stage, error) | progress.found
+    offsets = [name for name in progress.found["uninitialised"] if name.endswith("weight_offset")]
+    if offsets and not _reads_offsets(Path(trial["directory"])):
+        kept = [name for name in progress.found["uninitialised"] if name not in offsets]
+        progress.found["uninitialised"] = kept
     silent = any(progress.found.values())
     return {"verdict": "silent" if silent else "accepted", "stage": "done"} | progress.found
+
+
+def _reads_offsets(directory: Path) -> bool:
+    """Whether a scheme of the checkpoint computes with ``weight_offset``: those of A16 do."""
+    text = (directory / "quant_model_description.json").read_text(encoding="utf-8")
+    return "A16" in text
 
 
 class _Progress:

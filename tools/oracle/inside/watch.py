@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -13,11 +14,15 @@ from torch.utils import deterministic
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill uninitialised memory: NaN in floating point, the largest value in integers."""
+    """Fill uninitialised memory: NaN in floating point, the largest value in integers.
+
+    torch's own Linear (vllm-ascend uses one for ``rot.weight``) would start with random numbers.
+    """
     torch.use_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = True
     try:
-        yield
+        with mock.patch.object(torch.nn.Linear, "reset_parameters"):
+            yield
     finally:
         torch.use_deterministic_algorithms(False)
 
