@@ -14,11 +14,10 @@ struct KeyRows {
   int64_t stride, dim, first;
   const int32_t* table;
   int64_t block_size;
-
 };
 
-// Follows positions that grow: the row of each, and how many keys from it on are neighbours. Divides
-// once per block only.
+// Follows positions that grow: the row of each, and how many keys from it on are neighbours. It
+// divides once per block only.
 class Walk {
  public:
   explicit Walk(const KeyRows& rows) : rows_(rows), end_(rows.table == nullptr ? INT64_MAX : 0) {}

@@ -72,8 +72,8 @@ G5_INLINE void score_tile(const Panel& panel, const TileKeys<typename L::Key>& k
   }
 }
 
-// How many tiles before they are needed keys are asked for. Memory answers within the time of one or
-// two tiles; all that is asked for has to stay in the first-level cache.
+// How many tiles before they are needed keys are asked for. Memory answers within the time of one
+// or two tiles; all that is asked for has to stay in the first-level cache.
 constexpr int64_t AHEAD = 4;
 
 // Scores a range of chunks. `scores` [tokens][row] holds whole chunks, of which the keys from `end`
@@ -106,7 +106,8 @@ class Scorer {
       for (int64_t i = 0; i < used; i++) {
         const bool last = t + 1 == panels_.size();
         const void* ahead = last ? ask(position + (i + AHEAD) * KEYS, tiles[i]) : tiles[i].data;
-        score_tile<L>(panels_[t], tiles[i], shape_.steps, work_.partial + i * KEYS * SUMMANDS, ahead);
+        float* partial = work_.partial + i * KEYS * SUMMANDS;
+        score_tile<L>(panels_[t], tiles[i], shape_.steps, partial, ahead);
       }
       float* out = scores_ + int64_t(t) * row_ + position;
       for (int64_t j = 0; j < CHUNK; j += W) {

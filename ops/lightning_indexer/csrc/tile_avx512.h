@@ -116,16 +116,16 @@ struct IntLanes {
   "vmovaps (%[start]), %%zmm24\n\tvmovaps %c[second](%[start]), %%zmm25\n\t"  \
   G5_TWELVE(G5_BEGIN_AT_START) "vpbroadcastd %[flip], %%zmm26\n\t"
 
-#define G5_TILE(BEGIN, LOOP, FINISH)                                                           \
-  asm volatile(BEGIN LOOP G5_WEIGHTS FINISH                                                    \
-               : [query] "+r"(query), [key0] "+r"(key0), [key3] "+r"(key3), [key6] "+r"(key6), \
-                 [key9] "+r"(key9), [rounds] "+r"(rounds), [ahead] "+r"(ahead)                 \
-               : [stride] "r"(bytes), [partial] "r"(partial), [weights] "r"(g.weights),        \
-                 [start] "r"(g.start), [mask0] "m"(g.valid[0]), [mask1] "m"(g.valid[1]),       \
-                 [old] "m"(old), [flip] "m"(flip), [second] "i"(V == 2 ? 64 : 0)                               \
-               : "cc", "memory", "k1", "k2", "k3", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",   \
-                 "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",  \
-                 "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22",       \
+#define G5_TILE(BEGIN, LOOP, FINISH)                                                          \
+  asm volatile(BEGIN LOOP G5_WEIGHTS FINISH                                                   \
+               : [query] "+r"(query), [key0] "+r"(key0), [key3] "+r"(key3), [key6] "+r"(key6),\
+                 [key9] "+r"(key9), [rounds] "+r"(rounds), [ahead] "+r"(ahead)                \
+               : [stride] "r"(bytes), [partial] "r"(partial), [weights] "r"(g.weights),       \
+                 [start] "r"(g.start), [mask0] "m"(g.valid[0]), [mask1] "m"(g.valid[1]),      \
+                 [old] "m"(old), [flip] "m"(flip), [second] "i"(V == 2 ? 64 : 0)              \
+               : "cc", "memory", "k1", "k2", "k3", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",\
+                 "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", \
+                 "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22",      \
                  "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29")
 
 template <class L>
@@ -158,13 +158,17 @@ void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t st
   const uint16_t old = first ? 0 : 0xffff;
   const uint32_t flip = 0x80808080;
   if constexpr (is_f32<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_F32), G5_FINISH(G5_WEIGH1, G5_RELU_F32));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_F32),
+            G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_f32<L>)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_F32), G5_FINISH(G5_WEIGH2, G5_RELU_F32));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_F32),
+            G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (is_bf16<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_BF16), G5_FINISH(G5_WEIGH1, G5_RELU_F32));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_BF16),
+            G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_bf16<L>)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16), G5_FINISH(G5_WEIGH2, G5_RELU_F32));
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16),
+            G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (V == 1)
     G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_FLIPPED, G5_DOT_INT8), G5_FINISH(G5_WEIGH1, G5_RELU_INT));
   else
