@@ -292,6 +292,16 @@ def _schedule(draft: Draft, found: list[Condition]) -> None:
     draft.mend(found[0].rule, f"set the schedule of the {types.count(FULL)} stored indexers")
 
 
+def _indexer_types(draft: Draft, found: list[Condition]) -> None:
+    draft.configure({"indexer_types": list(draft.plan.config.indexer_types)})
+    draft.mend(found[0].rule, f"write indexer_types into {CONFIG}")
+
+
+def _no_head_dim(draft: Draft, found: list[Condition]) -> None:
+    draft.configure({"head_dim": None})
+    draft.mend(found[0].rule, f"remove head_dim from {CONFIG}")
+
+
 def _unused_indexers(draft: Draft, found: list[Condition]) -> None:
     if set(stored_schedule(draft.folder, draft.plan.config.num_hidden_layers)) != {FULL}:
         draft.refuse(found[0], "the stored indexers follow no schedule of a release")
@@ -424,6 +434,8 @@ MENDS: dict[str, Callable[[Draft, list[Condition]], None]] = {
     "index-stale": _stale_index,
     "config-quantization": _drop_quantization,
     "config-schedule": _schedule,
+    "config-indexer-types": _indexer_types,
+    "config-head-dim": _no_head_dim,
     "config-mtp": _announce_mtp,
     "indexer-unused": _unused_indexers,
     "scale-bias-missing": _no_bias,

@@ -39,7 +39,20 @@ def resolve_config(folder: Folder) -> Glm5Config | None:
             return None
         folder.note("config-schedule", "config.json", f"({error.message})")
         return _with_mtp(folder, recovered)
+    _check_old_keys(folder, config)
     return _with_mtp(folder, _with_stored_indexers(folder, config))
+
+
+def _check_old_keys(folder: Folder, config: Glm5Config) -> None:
+    """Keys that newer engines do without or ignore."""
+    widths = (None, config.qk_rope_head_dim, config.qk_nope_head_dim)
+    head = folder.raw_config.get("head_dim")
+    if head not in widths:
+        folder.note("config-head-dim", "config.json", f"(head_dim {head})")
+    shares = SHARED in stored_schedule(folder, config.num_hidden_layers)
+    is_given = folder.raw_config.get("indexer_types") is not None
+    if shares and SHARED in config.indexer_types and not is_given:
+        folder.note("config-indexer-types", "config.json")
 
 
 def published_schedule(layers: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _RAN = (
     "observed: the Python of vllm-ascend 0.23.0.post1 and 0.30.0rc2 with vLLM 0.23.0 and 0.30.0,"
-    " on a CPU, no NPU"
+    " on a CPU, no NPU; most of it is recorded in tests/data/oracle/checkpoints.jsonl"
 )
 _READ = "read: source of vllm-ascend 0.17.0rc1 to 0.30.0rc2"
 _FORMAT = "the safetensors format"
@@ -133,6 +133,38 @@ RULES: dict[str, Rule] = {
         _always("builds indexers that have no weights, " + _SILENT),
         mendable=True,
     ),
+    "config-indexer-types": Rule(
+        "config.json has the schedule of shared indexers, but no indexer_types",
+        _REPAIR,
+        (
+            Verdict("error", "KeyError of a shared layer's indexer.wq_b", _RAN, until=(0, 23)),
+            Verdict(
+                "warning",
+                "not known: 0.23 fails while the model is built, 0.30 loads it",
+                _RAN,
+                since=(0, 24),
+                until=(0, 29),
+            ),
+        ),
+        mendable=True,
+    ),
+    "config-head-dim": Rule(
+        "head_dim in config.json is neither qk_rope_head_dim nor qk_nope_head_dim",
+        f"{_REPAIR}: the key may be absent",
+        (
+            Verdict(
+                "error", "takes it for the rope's width: fails while loading", _RAN, until=(0, 23)
+            ),
+            Verdict(
+                "warning",
+                "not known: 0.23 fails while loading, 0.30 ignores the key",
+                _RAN,
+                since=(0, 24),
+                until=(0, 29),
+            ),
+        ),
+        mendable=True,
+    ),
     "config-mtp": Rule(
         "config.json does not announce the MTP layer that is stored",
         f"{_REPAIR}: num_nextn_predict_layers is 1 in every release",
@@ -143,7 +175,13 @@ RULES: dict[str, Rule] = {
         "config.json shares indexers that are stored",
         f"{_REPAIR}; for IndexCache pass --hf-overrides instead of editing config.json",
         (
-            Verdict("error", "KeyError while loading", _RAN, until=(0, 29)),
+            Verdict(
+                "error",
+                "KeyError while loading, where transformers derives indexer_types (5.24 does, the"
+                " pinned 5.5.4 does not)",
+                _RAN,
+                until=(0, 29),
+            ),
             Verdict(
                 "warning",
                 "drops the weights of these indexers and shares those of earlier layers",

@@ -16,6 +16,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 4,
     "index_topk_freq": 4,
     "index_skip_topk_offset": 3,
+    "indexer_types": ["full", "full", "full", "shared"],
 }
 _LINEARS = ("q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "wq_b")
 _MATRICES = ("gate_proj", "up_proj", "down_proj")

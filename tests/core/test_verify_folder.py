@@ -277,7 +277,8 @@ def test_two_levels_of_scales_are_compared_too(tmp_path: Path) -> None:
 
 def test_plain_checkpoints(tmp_path: Path) -> None:
     """The releases themselves load; only an MTP layer without copies is not for 0.23."""
-    micro.write(tmp_path / "bf16")
+    types = ["full", "full", "shared"]
+    micro.write(tmp_path / "bf16", indexer_types=types)
     assert check_headers(tmp_path / "bf16", find_release("0.30")) == []
     found = check_headers(tmp_path / "bf16", find_release("0.23"))
     assert [f.rule for f in found] == ["mtp-vocabulary"]

@@ -86,7 +86,7 @@ def int8(module: str) -> Change:
 
 def without_index_fields(made: Quantised) -> None:
     """The files of GLM-5.2 with the configuration of GLM-5: three schedule keys are gone."""
-    for key in ("index_topk_freq", "index_skip_topk_offset"):
+    for key in ("index_topk_freq", "index_skip_topk_offset", "indexer_types"):
         made.config[key] = None
 
 
@@ -248,7 +248,8 @@ def test_row(row: str, tmp_path: Path) -> None:
 
 def test_unused_indexers(tmp_path: Path) -> None:
     """GLM-5 with index_topk_freq in config.json: KeyError in 0.23, tensors dropped in 0.30."""
-    made = good(index_topk_freq=1)
+    made = good(index_topk_freq=1, indexer_types=["full"] * 4)
+    made.config["indexer_types"] = ["full", "full", "full", "shared"]
     made.config["index_topk_freq"] = 2
     made.write(tmp_path)
     assert found(tmp_path, "0.23") == [("error", "indexer-unused")]
@@ -274,6 +275,19 @@ def test_what_differs_within_a_gap_is_a_warning(tmp_path: Path) -> None:
     assert ("warning", "query-up-float") in found(tmp_path, "0.26")
     assert ("error", "index-query-float") in found(tmp_path, "0.26")
     assert found(tmp_path, "0.30") == [("error", "query-up-float")]
+
+
+def test_keys_that_old_engines_need(tmp_path: Path) -> None:
+    """Seen with 0.23.0.post1, which 0.30.0rc2 loads: no indexer_types, and an odd head_dim."""
+    write(good(indexer_types=None), tmp_path / "types")
+    assert found(tmp_path / "types", "0.23") == [("error", "config-indexer-types")]
+    made = good()
+    made.config["head_dim"] = 80
+    made.write(tmp_path / "head")
+    assert found(tmp_path / "head", "0.23") == [("error", "config-head-dim")]
+    for folder, rule in (("types", "config-indexer-types"), ("head", "config-head-dim")):
+        assert found(tmp_path / folder, "0.26") == [("warning", rule)]
+        assert found(tmp_path / folder, "0.30") == []
 
 
 def test_float_linear_that_is_not_described(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 5.2-style BF16 checkpoint: shared indexer, MoE, MTP, tokenizer, three shards."""
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "source", shards=3, tokenizer=True)
+    directory = tmp_path_factory.mktemp("tiny") / "source"
+    # As in GLM-5.2, whose head_dim is that of the nope part.
+    return write_tiny(directory, shards=3, tokenizer=True, head_dim=16)
 
 
 @pytest.fixture(scope="session")

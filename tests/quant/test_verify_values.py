@@ -61,7 +61,7 @@ def test_own_output_has_nothing(
 
 
 def test_own_output_without_mtp(tmp_path: Path) -> None:
-    source = write_tiny(tmp_path / "source", mtp=False)
+    source = write_tiny(tmp_path / "source", mtp=False, head_dim=16)
     out = quantize(source, tmp_path / "out", "w4a8")
     assert verify(out, source=source, full=True, manifest=True).findings == []
 
@@ -73,7 +73,7 @@ def test_output_of_another_writer_has_nothing(static: Path, source: Path) -> Non
 
 
 def test_fp8_source_is_compared_dequantised(tmp_path: Path) -> None:
-    source = write_tiny(tmp_path / "source", fp8=True)
+    source = write_tiny(tmp_path / "source", fp8=True, head_dim=16)
     out = quantize(source, tmp_path / "out", "w4a8")
     assert verify(out, full=True, source=source).findings == []
 
