@@ -13,7 +13,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
+import pydantic
 import pytest
 import torch
 
@@ -104,7 +106,7 @@ def test_recipes_of_a_page(tmp_path: Path) -> None:
     pages = tmp_path / "tutorials" / "models"
     pages.mkdir(parents=True)
     (pages / "GLM5.2.md").write_text(
-        "```shell\nexport VLLM_X=7\nexport HCCL_BUFFSIZE=200\nmore=\"--seed 5\"\n"
+        '```shell\nexport VLLM_X=7\nexport HCCL_BUFFSIZE=200\nmore="--seed 5"\n'
         "vllm serve <MODEL_PATH> --port $2 --data-parallel-size $3 \\\n"
         "  --data-parallel-rank $4 --tensor-parallel-size $7 $more \\\n"
         "  --data-parallel-address $node0_ip --kv-transfer-config '{\n"
@@ -237,14 +239,30 @@ def test_failure_names_the_innermost_frame_of_the_engine() -> None:
         "message": "'x'",
         "where": "vllm_ascend/quantization/a.py:1",
     }
-    try:
-        raise ValueError("ours")
-    except ValueError as error:
-        assert failure("build", error)["where"] == ""
+    assert failure("build", ValueError("ours"))["where"] == ""
+
+
+def test_pydantic_is_looked_through() -> None:
+    def check(value: int) -> int:
+        code = compile("raise AssertionError('odd')", "/e/site-packages/vllm/config/m.py", "exec")
+        exec(code)
+        return value
+
+    adapter = pydantic.TypeAdapter(Annotated[int, pydantic.AfterValidator(check)])
+    with pytest.raises(pydantic.ValidationError) as raised:
+        adapter.validate_python(3)
+    record = failure("config", raised.value)
+    assert record["exception"] == "AssertionError"
+    assert record["message"] == "Assertion failed, odd"
+    assert record["where"] == "vllm/config/m.py:1"
+    with pytest.raises(pydantic.ValidationError) as raised:
+        adapter.validate_python("x")
+    record = failure("config", raised.value)
+    assert (record["exception"], record["where"]) == ("ValidationError", "")
 
 
 def test_messages_are_short_and_repeatable() -> None:
-    assert shorten("a\n  <X at 0x7f12> /tmp/oracle-ab_1/GLM-5/x") == "a <X> GLM-5/x"
+    assert shorten("a\n  <X at 0x7f12> /tmp/oracle-ab_1/GLM-5/x") == "a <X > GLM-5/x"
     assert len(shorten("x" * 5000)) == 600
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
-from tools.oracle.inside.report import Record, failure
+from tools.oracle.inside.report import Record, failure, shorten
 
 
 class _Accepted(BaseException):
@@ -36,7 +36,7 @@ def try_command(trial: Record) -> Record:
             return {"verdict": "accepted", "stage": "done", "config": _summary(state["config"])}
         except SystemExit as error:
             if state["usage"]:
-                return failure("parse", error) | {"message": state["usage"], "where": ""}
+                return failure("parse", error) | {"message": shorten(state["usage"]), "where": ""}
             return failure(state["stage"], error)
         except Exception as error:
             return failure(state["stage"], error)

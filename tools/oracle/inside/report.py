@@ -13,6 +13,7 @@ Record = dict[str, Any]
 
 _PACKAGES = ("vllm", "vllm_ascend")
 _MESSAGE_LENGTH = 600
+_NOISE = re.compile(r"={5,}| at 0x[0-9a-f]+|For further information visit \S+")
 # About this machine or the absence of compiled extensions, not about the command.
 _OF_THIS_MACHINE = ("Found ulimit", "Failed to import")
 
@@ -37,14 +38,20 @@ class Warnings(logging.Handler):
 def failure(stage: str, error: BaseException) -> Record:
     """Verdict of a trial that ended with ``error`` in ``stage``: class, message and file:line.
 
-    The place is the innermost frame in vLLM or vllm-ascend; pydantic and argparse raise elsewhere.
+    The place is the innermost frame in vLLM or vllm-ascend. pydantic wraps what a validator raised:
+    then class, message and place are those of the validator's error.
     """
+    message, cause = str(error), error
+    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):
+        found = error.errors()
+        message = "; ".join(": ".join([*map(str, e["loc"]), e["msg"]]) for e in found)
+        cause = found[0].get("ctx", {}).get("error") or error
     return {
         "verdict": "rejected",
         "stage": stage,
-        "exception": type(error).__name__,
-        "message": shorten(str(error)),
-        "where": place(error.__traceback__),
+        "exception": type(cause).__name__,
+        "message": shorten(message),
+        "where": place(cause.__traceback__) or place(error.__traceback__),
     }
 
 
@@ -62,6 +69,6 @@ def place(trace: TracebackType | None) -> str:
 
 def shorten(text: str) -> str:
     """One line of at most 600 characters, without addresses of objects and temporary folders."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.split()))
+    text = " ".join(_NOISE.sub(" ", text).split())
     text = re.sub(r"/\S*?/oracle-[^/\s'\"]+/", "", text)
     return text if len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 1] + "…"

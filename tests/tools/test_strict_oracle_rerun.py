@@ -1,0 +1,85 @@
+"""A sample of the recorded verdicts, asked again of the real engines.
+
+0.30.0rc2 is installed from PyPI where it is missing; 0.23.0.post1 is asked where it is installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.oracle.corpus import corpus
+from tools.oracle.install import Environment, PackagesUnavailable
+from tools.oracle.mutations import MUTATIONS
+from tools.oracle.record import CHECKPOINTS, COMMANDS, compact, read_rows
+from tools.oracle.releases import find_release
+from tools.oracle.sample import write_sample
+from tools.oracle.trials import Oracle, Record, run_commands
+from tools.oracle.words import resolve_model
+
+pytestmark = pytest.mark.slow
+
+NEW, OLD = "0.30.0rc2", "0.23.0.post1"
+LOADED = ("none", "one scale_bias missing", "q_b float")
+COMMANDED = ("a3-1-w4a8c8", "muls-add-top", "flag-unknown")
+
+
+def installed(version: str, *, fetch: bool) -> Environment:
+    environment = Environment(find_release(version))
+    if environment.is_complete():
+        return environment
+    if not fetch:
+        pytest.skip(f"not installed: python -m tools.strict_oracle install --for {version}")
+    try:
+        environment.install()
+    except PackagesUnavailable as error:
+        pytest.skip(error.message)
+    return environment
+
+
+def recorded(path: Path, release: str, key: str, name: str) -> Record:
+    rows = [r for r in read_rows(path) if r["release"] == release and r[key] == name]
+    return next(r for r in rows if r.get("base", "5.2 w4a8") == "5.2 w4a8")
+
+
+def same(row: Record, record: Record) -> None:
+    got = compact(record)
+    assert {key: row.get(key) for key in got} == got
+
+
+@pytest.mark.parametrize(("version", "fetch"), [(NEW, True), (OLD, False)])
+def test_checkpoints(version: str, fetch: bool, tmp_path: Path) -> None:
+    environment = installed(version, fetch=fetch)
+    good = write_sample(tmp_path, "w4a8")
+    with Oracle(environment, "load", "A3") as oracle:
+        for number, name in enumerate(LOADED):
+            made = good.copy()
+            MUTATIONS.get(name, lambda made: None)(made)
+            target = made.write(tmp_path / f"trial-{number}")
+            record = oracle.ask({"directory": str(target), "mtp": True})
+            same(recorded(CHECKPOINTS, version, "mutation", name), record)
+
+
+@pytest.mark.parametrize(("version", "fetch"), [(NEW, True), (OLD, False)])
+def test_commands(version: str, fetch: bool, tmp_path: Path) -> None:
+    environment = installed(version, fetch=fetch)
+    asked = []
+    for entry in corpus():
+        if entry["id"] in COMMANDED:
+            command, _ = resolve_model(entry["command"], tmp_path, None)
+            asked.append({"id": entry["id"], "argv": command.argv, "env": command.env})
+    assert len(asked) == len(COMMANDED)
+    for command, record in run_commands(environment, asked, "A3"):
+        same(recorded(COMMANDS, version, "id", command["id"]), record)
+
+
+def test_a_trial_that_hangs_or_dies_is_told(tmp_path: Path) -> None:
+    environment = installed(NEW, fetch=True)
+    command, _ = resolve_model(corpus()[0]["command"], tmp_path, None)
+    trial = {"argv": command.argv, "env": command.env}
+    with Oracle(environment, "command", "A3") as oracle:
+        assert oracle.ask(trial, timeout=0.01)["verdict"] == "timeout"
+        broken = oracle.ask({"argv": command.argv, "env": {"A": 1}})
+        assert (broken["verdict"], broken["stage"]) == ("crashed", "oracle")
+        assert oracle.ask(trial)["verdict"] == "accepted"
