@@ -1,0 +1,284 @@
+// AIC: gathers chosen rows into L1, scores = rows * queryT, products = weightsT * rows.
+//
+// L1 holds the query and a ring of pieces of keys, each [WIDTH / 16][ROWS][16]; the weights of a
+// piece take the place of its rotated part once the scores are out. The order of work is scores of
+// tile i, then products of tile i - 1, so that the vector side has a tile's time for its softmax.
+#pragma once
+
+#include "common.h"
+
+namespace sfa {
+
+template <class T, class S>
+class CubeSide {
+ public:
+  __aicore__ inline CubeSide(const Arguments& a, const Tiling& t)
+      : t_(t), tasks_(t, a.requests, GetBlockIdx()), keys_(t, a), work_(a.workspace, GetBlockIdx()) {
+    query_.SetGlobalBuffer((__gm__ T*)a.query);
+    query_rope_.SetGlobalBuffer((__gm__ T*)a.query_rope);
+    key_.SetGlobalBuffer((__gm__ T*)a.key);
+    key_rope_.SetGlobalBuffer((__gm__ T*)a.key_rope);
+  }
+
+  __aicore__ inline void run() {
+    begin();
+    int32_t gathered = 0;
+    for (int32_t tile = 0;; ++tile) {
+      const bool more = tile < gathered || gather(gathered);
+      if (more) {
+        if (tile == gathered) ++gathered;
+        if (tiles_[tile % KEPT].first) load_query(tiles_[tile % KEPT], tile > 0);
+        while (gathered < tile + S::TILES - 1 && gather(gathered)) ++gathered;
+        make_scores(tile);
+      }
+      if (tile > 0) make_products(tile - 1);
+      if (!more) break;
+    }
+    end();
+  }
+
+ private:
+  static constexpr int32_t KEPT = 4;  // tiles that are remembered
+  static constexpr uint32_t QUERY_BYTES = GROUP * S::WIDTH * sizeof(T);
+  static constexpr uint32_t PIECE = S::ROWS * S::WIDTH;  // elements
+  static constexpr uint32_t L0_BYTES = 32768;            // of each of two buffers
+  static constexpr uint32_t SCORE_BYTES = S::ROWS * GROUP * 4, PRODUCT_BYTES = GROUP * COLUMNS * 4;
+  static constexpr int32_t QUERY_EVENT = S::RING;
+  static_assert(QUERY_BYTES + S::RING * PIECE * sizeof(T) <= 512 * 1024 - 256, "L1");
+  static_assert(S::ROWS * S::STEP * sizeof(T) <= L0_BYTES, "L0A: keys");
+  static_assert(GROUP * S::TILE * sizeof(T) <= L0_BYTES, "L0A: weights");
+  static_assert(GROUP * S::STEP * sizeof(T) <= L0_BYTES, "L0B: query");
+  static_assert(S::ROWS * COLUMNS * sizeof(T) <= L0_BYTES, "L0B: values");
+  static_assert(2 * SCORE_BYTES + 2 * PRODUCT_BYTES <= 128 * 1024, "L0C");
+  static_assert(S::ROPE >= GROUP, "weights in place of the rotated part");
+
+  struct Tile {
+    Task task;
+    int32_t keys;
+    bool first;  // of its task
+  };
+
+  __aicore__ inline LocalTensor<T> piece(int32_t tile, int32_t block) const {
+    const uint32_t at = QUERY_BYTES + (tile % S::TILES * S::BLOCKS + block) * PIECE * sizeof(T);
+    return LocalTensor<T>(TPosition::B1, at, PIECE);
+  }
+  __aicore__ inline LocalTensor<T> l0a(int32_t buffer) const {
+    return LocalTensor<T>(TPosition::A2, buffer * L0_BYTES, L0_BYTES / sizeof(T));
+  }
+  __aicore__ inline LocalTensor<T> l0b(int32_t buffer) const {
+    return LocalTensor<T>(TPosition::B2, buffer * L0_BYTES, L0_BYTES / sizeof(T));
+  }
+  __aicore__ inline int32_t rows_of(const Tile& tile, int32_t block) const {
+    const int32_t rest = tile.keys - block * S::ROWS;
+    return rest < S::ROWS ? rest : S::ROWS;
+  }
+
+  // Every buffer is free. Rows of the query beyond the last head stay zero.
+  __aicore__ inline void begin() {
+    InitConstValue(l1_query_, InitConstValueParams<T>(1, QUERY_BYTES / 32, 0, T(0.0f)));
+    PipeBarrier<PIPE_MTE2>();
+    for (int32_t i = 0; i < S::RING; ++i) SetFlag<HardEvent::MTE1_MTE2>(i);
+    for (int32_t i = 0; i < 2; ++i) {
+      SetFlag<HardEvent::M_MTE1>(i);
+      SetFlag<HardEvent::M_MTE1>(2 + i);
+      SetFlag<HardEvent::FIX_M>(i);
+      SetFlag<HardEvent::FIX_M>(2 + i);
+    }
+  }
+  __aicore__ inline void end() {
+    for (int32_t i = 0; i < S::RING; ++i) WaitFlag<HardEvent::MTE1_MTE2>(i);
+    for (int32_t i = 0; i < 2; ++i) {
+      WaitFlag<HardEvent::M_MTE1>(i);
+      WaitFlag<HardEvent::M_MTE1>(2 + i);
+      WaitFlag<HardEvent::FIX_M>(i);
+      WaitFlag<HardEvent::FIX_M>(2 + i);
+    }
+  }
+
+  // Starts to load the next tile that has keys into its place of the ring; false: there is none.
+  __aicore__ inline bool gather(int32_t number) {
+    Tile& tile = tiles_[number % KEPT];
+    tile.first = false;
+    tile.keys = 0;
+    while (true) {
+      if (open_) tile.keys = gather_pieces(number);
+      if (tile.keys > 0) break;
+      open_ = tasks_.next(task_);
+      if (!open_) return false;
+      keys_.begin(task_);
+      tile.first = true;
+    }
+    tile.task = task_;
+    return true;
+  }
+
+  __aicore__ inline int32_t gather_pieces(int32_t number) {
+    int32_t total = 0;
+    for (int32_t block = 0; block < S::BLOCKS; ++block) {
+      const LocalTensor<T> to = piece(number, block);
+      const int32_t id = number % S::TILES * S::BLOCKS + block;
+      bool waited = false;
+      const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
+        if (!waited) WaitFlag<HardEvent::MTE1_MTE2>(id);
+        waited = true;
+        copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT, t_.key_row);
+        if (t_.width > S::LATENT)
+          copy_rows(to[S::LATENT * S::ROWS + at * 16],
+                    key_rope_[uint64_t(flat) * t_.key_rope_row], count, S::ROPE, t_.key_rope_row);
+      });
+      if (rows > 0) SetFlag<HardEvent::MTE2_MTE1>(id);
+      total += rows;
+      if (rows < S::ROWS) break;
+    }
+    return total;
+  }
+
+  __aicore__ inline void copy_rows(const LocalTensor<T>& to, const GlobalTensor<T>& from,
+                                   int32_t rows, int32_t columns, int32_t stride) {
+    // The stride of one row has no meaning and may be beyond the field.
+    DataCopy(to, from, Nd2NzParams(1, rows, columns, 0, rows > 1 ? stride : columns, S::ROWS, 1, 0));
+  }
+
+  __aicore__ inline void load_query(const Tile& tile, bool again) {
+    if (again) {
+      SetFlag<HardEvent::MTE1_MTE2>(QUERY_EVENT);
+      WaitFlag<HardEvent::MTE1_MTE2>(QUERY_EVENT);
+    }
+    const int32_t head = tile.task.group * t_.group;
+    const int32_t rest = t_.heads - head, heads = rest < t_.group ? rest : t_.group;
+    const uint64_t row = tile.task.row;
+    const uint64_t latent = row * t_.query_row + uint64_t(head) * t_.query_head;
+    DataCopy(l1_query_, query_[latent],
+             Nd2NzParams(1, heads, S::LATENT, 0, t_.query_head, t_.group, 1, 0));
+    if (t_.width > S::LATENT) {
+      const uint64_t rope = row * t_.rope_row + uint64_t(head) * t_.rope_head;
+      DataCopy(l1_query_[S::LATENT * t_.group], query_rope_[rope],
+               Nd2NzParams(1, heads, S::ROPE, 0, t_.rope_head, t_.group, 1, 0));
+    }
+    SetFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
+    WaitFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
+  }
+
+  __aicore__ inline void make_scores(int32_t number) {
+    const Tile& tile = tiles_[number % KEPT];
+    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+      const int32_t rows = rows_of(tile, block), buffer = score_count_++ % 2;
+      const LocalTensor<float> sum(TPosition::CO1, buffer * SCORE_BYTES, S::ROWS * GROUP);
+      WaitFlag<HardEvent::MTE2_MTE1>(number % S::TILES * S::BLOCKS + block);
+      WaitFlag<HardEvent::FIX_M>(buffer);
+      for (int32_t at = 0; at < t_.width; at += S::STEP) score_step(piece(number, block), sum, rows, at);
+      SetFlag<HardEvent::M_FIX>(buffer);
+      WaitFlag<HardEvent::M_FIX>(buffer);
+      const int32_t half = t_.group / 2;
+      FixpipeParamsV220 store(half, rows, (rows + 15) / 16 * 16, half, false);
+      store.ndNum = 2;
+      store.srcNdStride = half / 16 * ((rows + 15) / 16);
+      store.dstNdStride = S::TILE * half;
+      Fixpipe(work_.scores[(number % 2 * 2 * S::TILE + block * S::ROWS) * half], sum, store);
+      SetFlag<HardEvent::FIX_M>(buffer);
+    }
+    CrossCoreSetFlag<2, PIPE_FIX>(SCORES_READY);
+  }
+
+  __aicore__ inline void score_step(const LocalTensor<T>& keys, const LocalTensor<float>& sum,
+                                    int32_t rows, int32_t at) {
+    const int32_t rest = t_.width - at, step = rest < S::STEP ? rest : S::STEP;
+    const int32_t a = a_count_++ % 2, b = b_count_++ % 2;
+    WaitFlag<HardEvent::M_MTE1>(a);
+    load_tile(l0a(a), keys, S::WIDTH, rows, 0, step, at, false);
+    WaitFlag<HardEvent::M_MTE1>(2 + b);
+    LoadData(l0b(b), l1_query_[at * t_.group],
+             LoadData2DParams(0, step / 16 * (t_.group / 16), 1, 0, 0, false, 0));
+    SetFlag<HardEvent::MTE1_M>(b);
+    WaitFlag<HardEvent::MTE1_M>(b);
+    // One row would make a product of a vector, which reads its operand in another layout.
+    const int32_t m = rows == 1 ? 2 : rows;
+    if (at > 0 && (m + 15) / 16 * (t_.group / 16) < 10) PipeBarrier<PIPE_M>();
+    Mmad(sum, l0a(a), l0b(b), MmadParams(m, t_.group, step, 0, false, at == 0));
+    SetFlag<HardEvent::M_MTE1>(a);
+    SetFlag<HardEvent::M_MTE1>(2 + b);
+  }
+
+  // Rows and columns of a piece of L1 that has ROWS rows.
+  __aicore__ inline void load_tile(const LocalTensor<T>& to, const LocalTensor<T>& from,
+                                   int32_t width, int32_t rows, int32_t row, int32_t columns,
+                                   int32_t column, bool transpose) {
+    LoadData3DParamsV2<T> tile;
+    tile.l1H = 1;
+    tile.l1W = S::ROWS;
+    tile.channelSize = width;
+    tile.mExtension = rows;
+    tile.mStartPt = row;
+    tile.kExtension = columns;
+    tile.kStartPt = column;
+    tile.enTranspose = transpose;
+    LoadData(to, from, tile);
+  }
+
+  __aicore__ inline void make_products(int32_t number) {
+    const Tile& tile = tiles_[number % KEPT];
+    const int32_t first = number % S::TILES * S::BLOCKS;
+    CrossCoreWaitFlag(WEIGHTS_READY);
+    load_weights(tile, number);
+    const int32_t a = a_count_++ % 2;
+    WaitFlag<HardEvent::M_MTE1>(a);
+    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+      WaitFlag<HardEvent::MTE2_MTE1>(first + block);
+      load_tile(l0a(a)[block * S::ROWS * GROUP], piece(number, block)[S::LATENT * S::ROWS],
+                t_.group, rows_of(tile, block), 0, t_.group, 0, true);
+    }
+    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, chunk);
+    SetFlag<HardEvent::M_MTE1>(a);
+    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block)
+      SetFlag<HardEvent::MTE1_MTE2>(first + block);
+    CrossCoreSetFlag<2, PIPE_FIX>(PRODUCT_READY);
+  }
+
+  __aicore__ inline void load_weights(const Tile& tile, int32_t number) {
+    const int32_t half = t_.group / 2;
+    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+      const uint32_t from = (number % 2 * 2 * S::TILE + block * S::ROWS) * half;
+      DataCopy(piece(number, block)[S::LATENT * S::ROWS], work_.weights[from],
+               Nd2NzParams(2, rows_of(tile, block), half, S::TILE * half, half, S::ROWS, 1,
+                           half * S::ROWS));
+      SetFlag<HardEvent::MTE2_MTE1>(number % S::TILES * S::BLOCKS + block);
+    }
+  }
+
+  // COLUMNS columns of the product, summed over the pieces of the tile.
+  __aicore__ inline void product_chunk(const Tile& tile, int32_t number, int32_t a, int32_t chunk) {
+    const int32_t buffer = product_count_++ % 2;
+    const LocalTensor<float> sum(TPosition::CO1, 2 * SCORE_BYTES + buffer * PRODUCT_BYTES,
+                                 GROUP * COLUMNS);
+    WaitFlag<HardEvent::FIX_M>(2 + buffer);
+    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+      const int32_t rows = rows_of(tile, block), b = b_count_++ % 2;
+      WaitFlag<HardEvent::M_MTE1>(2 + b);
+      load_tile(l0b(b), piece(number, block), S::WIDTH, rows, 0, COLUMNS, chunk * COLUMNS, false);
+      SetFlag<HardEvent::MTE1_M>(b);
+      WaitFlag<HardEvent::MTE1_M>(b);
+      Mmad(sum, l0a(a)[block * S::ROWS * GROUP], l0b(b),
+           MmadParams(t_.group, COLUMNS, rows, 0, false, block == 0));
+      SetFlag<HardEvent::M_MTE1>(2 + b);
+    }
+    SetFlag<HardEvent::M_FIX>(2 + buffer);
+    WaitFlag<HardEvent::M_FIX>(2 + buffer);
+    const uint32_t to = (number % 2 * S::CHUNKS + chunk) * t_.group * COLUMNS;
+    Fixpipe(work_.products[to], sum,
+            FixpipeParamsV220(COLUMNS, t_.group, t_.group, COLUMNS, false));
+    SetFlag<HardEvent::FIX_M>(2 + buffer);
+  }
+
+  const Tiling& t_;
+  Tasks tasks_;
+  Keys keys_;
+  Workspace<T, S> work_;
+  GlobalTensor<T> query_, query_rope_, key_, key_rope_;
+  LocalTensor<T> l1_query_{TPosition::A1, 0, QUERY_BYTES / uint32_t(sizeof(T))};
+  Tile tiles_[KEPT];
+  Task task_;
+  bool open_ = false;
+  int32_t a_count_ = 0, b_count_ = 0, score_count_ = 0, product_count_ = 0;
+};
+
+}  // namespace sfa
