@@ -1,0 +1,186 @@
+// Who does what: every core derives it from the lengths in GM.
+//
+// A group is up to `tiling.group` query tokens of one request. Its visible keys are cut into units
+// of UNIT keys, the units of all groups are numbered through, and every block takes an equal piece
+// of the numbers. A group that falls to several blocks leaves a list of candidates per part.
+#pragma once
+
+#include "kernel_operator.h"
+#include "tiling.h"
+
+namespace lightning_indexer {
+
+using namespace AscendC;
+
+struct Span {
+  int32_t begin, end;
+};
+
+__aicore__ inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+__aicore__ inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+__aicore__ inline int32_t round_up(int32_t n, int32_t step) { return (n + step - 1) / step * step; }
+
+// A request: rows of query, number of keys, and the row of its first key where keys are contiguous.
+struct Request {
+  Span rows;
+  int32_t keys, key_row;
+};
+
+// Query tokens first, first + 1, … of a request.
+struct Group {
+  int32_t request;
+  int32_t first, rows;
+  int32_t keys, key_row;
+  int32_t seen;   // keys that the first row sees
+  int32_t more;   // keys that each later row sees more
+  int32_t base;   // number of its first unit
+  int32_t units;  // those that the last row sees
+
+  __aicore__ int32_t visible(int32_t row) const { return larger(0, seen + more * row); }
+  // One row: the AIVs of a block halve its keys. More rows: they share out the rows.
+  __aicore__ bool halved() const { return rows == 1; }
+};
+
+// Lengths and sizes, which do not depend on the core.
+class Work {
+ public:
+  __aicore__ Work(const Tiling& tiling, GM_ADDR query_lengths, GM_ADDR key_lengths, int32_t unit)
+      : tiling(tiling), unit(unit) {
+    query_lengths_.SetGlobalBuffer((__gm__ int32_t*)query_lengths);
+    key_lengths_.SetGlobalBuffer((__gm__ int32_t*)key_lengths);
+  }
+  __aicore__ Request request(int32_t number) const {
+    const Span q = span(query_lengths_, tiling.query_form, tiling.query_tokens, number);
+    const Span k = span(key_lengths_, tiling.key_form, tiling.key_tokens, number);
+    return {q, k.end - k.begin, k.begin};
+  }
+
+  const Tiling tiling;
+  const int32_t unit;
+
+ private:
+  __aicore__ static Span span(const GlobalTensor<int32_t>& lengths, int32_t form, int32_t tokens,
+                              int32_t number) {
+    if (form == PREFIX_SUMS) {
+      return {number ? lengths.GetValue(number - 1) : 0, lengths.GetValue(number)};
+    }
+    const int32_t begin = number * tokens;
+    return {begin, begin + (form == PER_REQUEST ? lengths.GetValue(number) : tokens)};
+  }
+
+  GlobalTensor<int32_t> query_lengths_, key_lengths_;
+};
+
+// The groups that see a key, in order.
+class Groups {
+ public:
+  __aicore__ explicit Groups(const Work& work) : work_(work) {}
+
+  __aicore__ bool next() {
+    group.base += group.units;
+    group.units = 0;
+    group.first += group.rows;
+    group.rows = 0;
+    const Tiling& tiling = work_.tiling;
+    while (true) {
+      while (group.first >= request_.rows.end) {
+        if (++group.request >= tiling.requests) return false;
+        request_ = work_.request(group.request);
+        group.first = request_.rows.begin;
+        group.keys = request_.keys;
+        group.key_row = request_.key_row;
+        group.more = tiling.causal;
+      }
+      const int32_t left = request_.rows.end - group.first;
+      group.rows = smaller(tiling.group, left);
+      group.seen = tiling.causal ? group.keys - left + 1 : group.keys;
+      const int32_t most = group.visible(group.rows - 1);
+      if (most > 0) {
+        group.units = (most + work_.unit - 1) / work_.unit;
+        return true;
+      }
+      group.first += group.rows;
+    }
+  }
+
+  Group group = {-1, 0, 0, 0, 0, 0, 0, 0, 0};
+
+ private:
+  const Work& work_;
+  Request request_ = {{0, 0}, 0, 0};
+};
+
+// Which block has which units.
+class Shares {
+ public:
+  __aicore__ explicit Shares(const Work& work) {
+    for (Groups groups(work); groups.next();) total_ = groups.group.base + groups.group.units;
+    blocks_ = smaller(int32_t(GetBlockNum()), total_);
+  }
+  __aicore__ Span of(int32_t block) const {
+    if (block >= blocks_) return {total_, total_};
+    return {first(block), first(block + 1)};
+  }
+  __aicore__ int32_t block_of(int32_t unit) const {
+    return int32_t(((int64_t(unit) + 1) * blocks_ - 1) / total_);
+  }
+
+ private:
+  __aicore__ int32_t first(int32_t block) const {
+    return int32_t(int64_t(block) * total_ / blocks_);
+  }
+
+  int32_t total_ = 0, blocks_ = 0;
+};
+
+// The units of one group that fall to one block, numbered within the group.
+struct Segment {
+  Group group;
+  Span units;
+  Span part[VECTORS];  // of each AIV; all of them where the AIVs share out the rows
+  int32_t steps;
+  bool whole;          // no other block has units of the group
+  int32_t slot;        // of its partial lists: 0 if it begins where the block's share begins
+};
+
+__aicore__ inline Segment segment_of(const Group& group, Span share, int32_t step) {
+  Segment s;
+  s.group = group;
+  s.units = {larger(share.begin, group.base) - group.base,
+             smaller(share.end, group.base + group.units) - group.base};
+  const int32_t middle = s.units.begin + (s.units.end - s.units.begin + 1) / 2;
+  s.part[0] = {s.units.begin, group.halved() ? middle : s.units.end};
+  s.part[1] = {group.halved() ? middle : s.units.begin, s.units.end};
+  s.steps = (s.part[0].end - s.part[0].begin + step - 1) / step;
+  s.whole = s.units.begin == 0 && s.units.end == group.units;
+  s.slot = group.base + s.units.begin == share.begin ? 0 : 1;
+  return s;
+}
+
+// The segments of a block.
+class Segments {
+ public:
+  __aicore__ Segments(const Work& work, Span share, int32_t step)
+      : groups_(work), share_(share), step_(step) {}
+
+  __aicore__ bool next() {
+    while (groups_.next()) {
+      const Group& group = groups_.group;
+      if (group.base >= share_.end) return false;
+      if (group.base + group.units > share_.begin) {
+        segment = segment_of(group, share_, step_);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  Segment segment;
+
+ private:
+  Groups groups_;
+  Span share_;
+  int32_t step_;
+};
+
+}  // namespace lightning_indexer

@@ -1,0 +1,148 @@
+// AIV: a row's scores, its best positions, and merging where several AIVs had parts of its keys.
+#pragma once
+
+#include "merge.h"
+#include "scores.h"
+
+namespace lightning_indexer {
+
+template <class Score, class Tiles>
+class VectorSide {
+ public:
+  static constexpr int32_t UNIT = Tiles::UNIT, STEP = Tiles::STEP, KEYS = Tiles::KEYS;
+
+  __aicore__ VectorSide(const Work& work, const Shares& shares, const ScoreInputs& inputs,
+                        GM_ADDR lists, GM_ADDR indices)
+      : work_(work),
+        share_(shares.of(int32_t(GetBlockIdx()) / VECTORS)),
+        vector_(int32_t(GetSubBlockIdx())),
+        ub_(pipe_),
+        selection_(ub_, work.tiling.count),
+        scores_(work, ub_, inputs),
+        merge_(work, shares, ub_, lists),
+        results_(ub_, work.tiling, indices) {}
+
+  __aicore__ void run() {
+    empty_rows();
+    expect();
+    const int32_t most = merge_.most_parts();
+    for (Segments segments(work_, share_, STEP); segments.next();) {
+      const Segment& s = segments.segment;
+      select(s);
+      const bool shared = merge_.parts(s.group) > 1;
+      for (int32_t i = 0; i < rows(s); ++i) {
+        if (shared) {
+          merge_.store(s, i, selection_.best(i), selection_.size(i));
+        } else {
+          results_.write(s.group.first + first_row(s) + i, selection_.best(i), selection_.size(i));
+        }
+      }
+    }
+    for (int32_t stride = 1; stride < most; stride *= 4) {
+      SyncAll();
+      for (Segments segments(work_, share_, STEP); segments.next();) {
+        merge_level(segments.segment, stride);
+      }
+    }
+  }
+
+ private:
+  // Rows of the group that are this AIV's.
+  __aicore__ int32_t first_row(const Segment& s) const {
+    return s.group.halved() || vector_ == 0 ? 0 : (s.group.rows + 1) / 2;
+  }
+  __aicore__ int32_t rows(const Segment& s) const {
+    if (s.group.halved()) return 1;
+    return vector_ == 0 ? (s.group.rows + 1) / 2 : s.group.rows / 2;
+  }
+  __aicore__ int32_t keys(const Segment& s, int32_t step) const {
+    const Span part = s.part[vector_];
+    const int32_t begin = (part.begin + step * STEP) * UNIT;
+    const int32_t end = smaller(part.end * UNIT, s.group.visible(s.group.rows - 1));
+    return smaller(KEYS, end - begin);
+  }
+
+  // Rows that no group has.
+  __aicore__ void empty_rows() const {
+    const Tiling& tiling = work_.tiling;
+    const int32_t all = int32_t(GetBlockNum()) * VECTORS, own = int32_t(GetBlockIdx());
+    int32_t done = 0;
+    for (int32_t number = 0; number <= tiling.requests; ++number) {
+      int32_t begin = tiling.rows, seeing = tiling.rows, end = tiling.rows;
+      if (number < tiling.requests) {
+        const Request r = work_.request(number);
+        begin = r.rows.begin;
+        end = r.rows.end;
+        const int32_t n = end - begin;
+        seeing = r.keys == 0 ? end : tiling.causal ? end - smaller(n, r.keys) : begin;
+      }
+      // Rows done … begin belong to no request, rows begin … seeing see nothing.
+      results_.write_nothing(done + own, seeing, all);
+      done = end;
+    }
+  }
+
+  __aicore__ void expect() {
+    int32_t tiles = 0, pieces = 0;
+    for (Segments segments(work_, share_, STEP); segments.next();) {
+      const Segment& s = segments.segment;
+      steps_left_ += s.steps;
+      const Span part = s.part[vector_];
+      const int32_t mine = (part.end - part.begin + STEP - 1) / STEP;
+      tiles += mine;
+      pieces += mine * rows(s) * (work_.tiling.heads / Buffers<Tiles>::HEADS);
+    }
+    scores_.expect(tiles, pieces);
+  }
+
+  __aicore__ void select(const Segment& s) {
+    const int32_t heads = work_.tiling.heads, first = first_row(s);
+    scores_.load_weights(s.group.first + first, rows(s));
+    for (int32_t i = 0; i < rows(s); ++i) selection_.begin(i);
+    for (int32_t step = 0; step < s.steps; ++step, ++steps_) {
+      CrossCoreWaitFlag(READY);
+      const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * STEP) * UNIT;
+      if (n > 0) {
+        if constexpr (Scores<Score, Tiles>::QUANT) scores_.load_scales(s.group, position, n);
+        const int32_t buffer_row = s.group.halved() ? vector_ * heads : first * heads;
+        const int64_t at =
+            steps_ % Tiles::BUFFERS * Tiles::SCORES + int64_t(buffer_row) * KEYS;
+        for (int32_t i = 0; i < rows(s); ++i) {
+          const int32_t seen = smaller(n, s.group.visible(first + i) - position);
+          scores_.row(i, at + int64_t(i) * heads * KEYS, n, seen);
+          if (seen > 0) selection_.add(i, position, seen);
+        }
+      }
+      if (--steps_left_ >= Tiles::BUFFERS) CrossCoreSetFlag<2, PIPE_MTE2>(FREE);
+    }
+    for (int32_t i = 0; i < rows(s); ++i) selection_.flush(i);
+  }
+
+  __aicore__ void merge_level(const Segment& s, int32_t stride) {
+    const int32_t parts = merge_.parts(s.group);
+    for (int32_t i = 0; i < rows(s); ++i) {
+      const int32_t row = first_row(s) + i;
+      const int32_t size =
+          merge_.merge(s, i, s.group.visible(row), stride, selection_.best(0));
+      if (size < 0) continue;
+      if (4 * stride < parts) {
+        merge_.store(s, i, selection_.best(0), size);
+      } else {
+        results_.write(s.group.first + row, selection_.best(0), size);
+      }
+    }
+  }
+
+  const Work& work_;
+  const Span share_;
+  const int32_t vector_;
+  TPipe pipe_;
+  Buffers<Tiles> ub_;
+  Selection<Tiles> selection_;
+  Scores<Score, Tiles> scores_;
+  Merge<Tiles> merge_;
+  Results<Tiles> results_;
+  int32_t steps_ = 0, steps_left_ = 0;
+};
+
+}  // namespace lightning_indexer
