@@ -34,6 +34,7 @@ def test_cpu_launch_as_text() -> None:
         "env \\\n"
         "  OMP_NUM_THREADS=1 \\\n"
         "  VLLM_CPU_OMP_THREADS_BIND=nobind \\\n"
+        "  THP_MEM_ALLOC_ENABLE=1 \\\n"
         "  VLLM_LOGGING_LEVEL=WARNING \\\n"
         "  HF_HUB_OFFLINE=1 \\\n"
         "  VLLM_NO_USAGE_STATS=1 \\\n"
