@@ -17,3 +17,7 @@ class ArgumentError(Glm5Error, ValueError):
 
     def __init__(self, message: str, hint: str = _HINT) -> None:
         super().__init__(message, hint)
+
+
+class Declined(ArgumentError):
+    """A backend does not take arguments that the operator's contract allows."""

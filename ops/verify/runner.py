@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.verify import compare
 from glm5_ascend.ops.verify.case import Call, Case, Outputs, Problem, Unsupported
 from glm5_ascend.ops.verify.compare import Figures
@@ -90,7 +91,7 @@ def plan(
     Args:
         operators: names as in ``Case.operator``.
         backends: wanted backends, of the project or of ``extra_backends``; none = all that can
-            run here.
+            run here, except the slow "emulated".
         extra_backends: backends of the caller's, name -> function that is called as
             ``function(name_of_public_function, **arguments)`` and returns what the public function
             returns. It raises ``Unsupported`` for what it does not do.
@@ -99,7 +100,7 @@ def plan(
         BackendUnavailable: a wanted backend can run none of the operators.
     """
     extra = dict(extra_backends or {})
-    wanted = list(backends) or [*_names(), *extra]
+    wanted = list(backends) or [*(name for name in _names() if name != "emulated"), *extra]
     calls: dict[str, dict[str, Call]] = {}
     refusals = []
     for operator in operators:
@@ -176,7 +177,7 @@ def run_one(case: Case, problem: Problem, backend: str, call: Call) -> Result:
         shuffled = _same(problem.run(call, shuffled=True), outputs, "another batch")
     except BackendUnavailable:
         raise
-    except Unsupported as reason:
+    except (Unsupported, Declined) as reason:
         return Result(case, backend, Figures(), declined=str(reason))
     except Exception as error:
         problem_text = f"raised {type(error).__name__}: {error}"
