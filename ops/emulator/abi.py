@@ -79,7 +79,7 @@ class CStatement(ctypes.Structure):
 class Rates(ctypes.Structure):
     """``emu::Rates``: cycles, elements per cycle and bytes per cycle of one core.
 
-    All zero: nothing takes time.
+    ``hbm_bytes`` and ``l2_bytes`` are those of all cores together. Zero is no time and no limit.
     """
 
     _fields_ = (
@@ -93,6 +93,8 @@ class Rates(ctypes.Structure):
         ("move_bytes", ctypes.c_double * len(PATHS)),
         ("flag", ctypes.c_double),
         ("cross_flag", ctypes.c_double),
+        ("hbm_bytes", ctypes.c_double),
+        ("l2_bytes", ctypes.c_double),
     )
 
 
@@ -104,12 +106,14 @@ class COptions(ctypes.Structure):
         ("random", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("shadow", ctypes.c_int32),
-        ("timeline", ctypes.c_int32),
+        ("bins", ctypes.c_int32),
         ("isolated", ctypes.c_int32),
         ("reserved_ub", ctypes.c_uint32),
         ("timeout", ctypes.c_double),
         ("most_findings", ctypes.c_uint32),
         ("block_limit", ctypes.c_uint32),
         ("disabled", CStatement),
-        ("rates", Rates),
+        ("rates", ctypes.POINTER(Rates)),
+        ("models", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from glm5_ascend.ops.emulator.errors import KernelSourceError
 from glm5_ascend.ops.emulator.objects import compiled
@@ -61,14 +62,23 @@ class Library:
         return handle
 
     @cached_property
-    def signatures(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each argument of each kernel, 0 for a pointer to GM; in the order of entries."""
+    def _entries(self) -> list[dict[str, Any]]:
         text = self.handle.emu_describe()
         try:
-            rows = json.loads(ctypes.string_at(text))
+            rows: list[dict[str, Any]] = json.loads(ctypes.string_at(text))
         finally:
             self.handle.emu_free(text)
-        return {row["name"]: tuple(row["sizes"]) for row in rows}
+        return rows
+
+    @property
+    def cores(self) -> dict[str, str]:
+        """The type of each kernel, one of ``CORES``."""
+        return {row["name"]: row["core"] for row in self._entries}
+
+    @cached_property
+    def signatures(self) -> dict[str, tuple[int, ...]]:
+        """Bytes of each argument of each kernel, 0 for a pointer to GM; in the order of entries."""
+        return {row["name"]: tuple(row["sizes"]) for row in self._entries}
 
 
 def build(

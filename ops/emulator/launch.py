@@ -6,7 +6,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,7 @@ from glm5_ascend.ops.emulator import abi
 from glm5_ascend.ops.emulator.abi import Rates, Role
 from glm5_ascend.ops.emulator.build import Library
 from glm5_ascend.ops.emulator.errors import LaunchError
+from glm5_ascend.ops.emulator.recording import Launch, active
 from glm5_ascend.ops.emulator.report import Order, Report, parse
 
 Array = Tensor | np.ndarray
@@ -73,12 +74,12 @@ class Options:
             instructions that ``seed`` chooses).
         seed: of the random scheduler; the same seed gives the same run and report.
         shadow: check hazards and uninitialised memory; without it runs are faster.
-        timeline: record every instruction's modelled start and end.
+        bins: of the first model's timeline; each says how much of it a pipe is busy.
         isolated: run in a child process, which survives a crash or endless loop of the kernel.
         timeout: seconds; in the same process an endless loop is noticed only where it calls the
             emulator.
         disabled: a statement or pair whose order is dropped, to see whether that is noticed.
-        rates: of the cost model; none: no times.
+        rates: of each model of time that the report shall have; none: no times.
         most_findings: more are counted only.
         block_limit: blocks that the chip runs at once, for kernels that synchronise all of them.
         reserved_ub: bytes of UB that the compiler takes: 8192 unless the kernel is compiled with
@@ -88,11 +89,11 @@ class Options:
     scheduler: str = "round-robin"
     seed: int = 0
     shadow: bool = True
-    timeline: bool = False
+    bins: int = 0
     isolated: bool = True
     timeout: float = 60.0
     disabled: Order | None = None
-    rates: Rates = field(default_factory=Rates)
+    rates: tuple[Rates, ...] = ()
     most_findings: int = 100
     block_limit: int = 24
     reserved_ub: int = 0
@@ -120,6 +121,16 @@ def launch(
         LaunchError: arguments that do not fit the kernel's parameters.
     """
     options = options or Options()
+    recorder = active()
+    if recorder is not None:
+        options = replace(
+            options,
+            shadow=False,
+            rates=recorder.rates,
+            bins=recorder.bins,
+            timeout=recorder.timeout,
+            block_limit=recorder.cores,
+        )
     if kernel not in library.signatures:
         raise LaunchError(
             f"{kernel} is no kernel of {library.path.name}", "name one that was built"
@@ -154,7 +165,10 @@ def launch(
         raw = ctypes.string_at(text).decode("utf-8", "replace")
     finally:
         library.handle.emu_free(text)
-    return parse(raw, time.monotonic() - started)
+    report = parse(raw, time.monotonic() - started)
+    if recorder is not None:
+        recorder.launches.append(Launch(kernel, library.cores[kernel], blocks, report))
+    return report
 
 
 def _buffer(given: Buffer, kernel: str, index: int) -> tuple[abi.CArgument, object]:
@@ -212,12 +226,13 @@ def _options(blocks: int, options: Options) -> abi.COptions:
         random=options.scheduler == "random",
         seed=options.seed & (2**64 - 1),
         shadow=options.shadow,
-        timeline=options.timeline,
+        bins=options.bins,
         isolated=options.isolated,
         reserved_ub=options.reserved_ub,
         timeout=options.timeout,
         most_findings=options.most_findings,
         block_limit=options.block_limit,
         disabled=statement,
-        rates=options.rates,
+        rates=(Rates * len(options.rates))(*options.rates),
+        models=len(options.rates),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -103,7 +102,7 @@ class Order:
 class Lane:
     """Counters of one pipe of one core.
 
-    ``busy`` and ``end`` are modelled cycles. The mappings go from a name of ``abi.PATHS``,
+    The mappings go from a name of ``abi.PATHS``,
     ``abi.VECTOR_OPS`` or ``abi.CUBE_TYPES`` to bytes, transfers, blocks, elements, repeats,
     multiply-adds and Mmad instructions.
     """
@@ -111,8 +110,6 @@ class Lane:
     core: str
     pipe: str
     instructions: int
-    busy: float
-    end: float
     moved: Mapping[str, int]
     transfers: Mapping[str, int]
     blocks: Mapping[str, int]
@@ -123,37 +120,57 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """An instruction on the modelled timeline, in cycles."""
+class Occupation:
+    """Modelled cycles of one pipe of one core.
+
+    ``work``: at the core's own rates; ``busy``: with the waits for bandwidth that cores share.
+    ``bins``: busy part of equal pieces of the launch, where they were asked for.
+    """
 
     core: str
     pipe: str
-    site: Site
-    start: float
+    work: float
+    busy: float
     end: float
+    bins: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The modelled time of a launch, without its head, with one set of rates.
+
+    ``hbm``: bytes of GM that pipes moved and that the launch had not touched before, workspaces
+    aside; ``l2``: the other bytes of GM that they moved.
+    """
+
+    cycles: float
+    hbm: int
+    l2: int
+    lanes: tuple[Occupation, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a launch. ``dropped``: findings beyond the limit."""
+    """Result of a launch. ``dropped``: findings beyond the limit.
+
+    With models of time, ``touched`` has the bytes of each argument that the launch touched, and
+    ``workspace`` their sum over workspaces.
+    """
 
     findings: tuple[Finding, ...]
     dropped: int
     instructions: int
     orders: tuple[Order, ...]
     lanes: tuple[Lane, ...]
-    spans: tuple[Span, ...]
+    models: tuple[Model, ...]
+    touched: Mapping[str, int]
+    workspace: int
     seconds: float
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
-
-    @cached_property
-    def cycles(self) -> float:
-        """Modelled length of the launch, without its head."""
-        return max((lane.end for lane in self.lanes), default=0.0)
 
     def check(self, what: str) -> None:
         """Refuse the results of a launch with findings.
@@ -173,7 +190,7 @@ def parse(text: str, seconds: float) -> Report:
     """The report from the JSON of ``csrc/write_report.cpp``."""
     raw = json.loads(text)
     sites = [Site(**each) for each in raw.get("sites", ())] or [Site("", "", "", 0, 0)]
-    cores = raw.get("cores", ())
+    gm = raw.get("gm", ())
 
     def side(other: Mapping[str, Any] | None) -> Side | None:
         return other and Side(other["core"], other["pipe"], sites[other["site"]])
@@ -206,12 +223,16 @@ def parse(text: str, seconds: float) -> Report:
             for each in raw.get("orders", ())
         ),
         lanes=tuple(_lane(each) for each in raw.get("lanes", ())),
-        spans=tuple(
-            Span(cores[core], abi.PIPES[pipe], sites[site], start, end)
-            for core, pipe, site, start, end in raw.get("spans", ())
-        ),
+        models=tuple(_model(each) for each in raw.get("models", ())),
+        touched={each["argument"]: each["bytes"] for each in gm},
+        workspace=sum(each["bytes"] for each in gm if each["workspace"]),
         seconds=seconds,
     )
+
+
+def _model(each: Mapping[str, Any]) -> Model:
+    lanes = (Occupation(**{**lane, "bins": tuple(lane["bins"])}) for lane in each["lanes"])
+    return Model(each["cycles"], each["hbm"], each["l2"], tuple(lanes))
 
 
 def _lane(each: Mapping[str, Any]) -> Lane:
@@ -222,8 +243,6 @@ def _lane(each: Mapping[str, Any]) -> Lane:
         each["core"],
         each["pipe"],
         each["instructions"],
-        each["busy"],
-        each["end"],
         named("moved", abi.PATHS),
         named("transfers", abi.PATHS),
         named("blocks", abi.PATHS),

@@ -10,6 +10,26 @@ uint32_t keep(GmShadow& shadow, const std::vector<GmAccess>& list) {
   return uint32_t(shadow.lists.size());
 }
 
+// Bytes from HBM: what the launch has not touched before. L2 serves the rest, and workspaces.
+void traffic(Node& node, Region& region, uint64_t begin, uint64_t bytes, uint64_t count,
+             uint64_t stride) {
+  if (region.touched.empty()) region.touched.resize(region.bytes / UNIT + 2);
+  uint64_t fresh = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t from = begin + i * stride;
+    for (uint64_t u = from / UNIT; u * UNIT < from + bytes; ++u) {
+      if (region.touched[u]) continue;
+      region.touched[u] = true;
+      fresh += UNIT;
+    }
+  }
+  fresh = std::min(fresh, bytes * count);
+  region.fresh += fresh;
+  if (Role(region.role) == Role::Workspace) fresh = 0;
+  node.hbm += fresh;
+  node.l2 += bytes * count - fresh;
+}
+
 }  // namespace
 
 std::byte* Touch::global(Range first, uint64_t count, uint64_t stride) {
@@ -29,6 +49,7 @@ std::byte* Touch::global(Range first, uint64_t count, uint64_t stride) {
       stop();
     }
   }
+  if (machine.trace) traffic(machine.trace->last(), *region, begin, first.bytes, count, stride);
   if (machine.options.shadow) {
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t from = begin + i * stride, to = from + first.bytes;

@@ -26,7 +26,7 @@ const char* name(Class what) {
   return names[int(what)];
 }
 
-double cycles(const Work& work, const Rates& rates) {
+double fixed_cycles(const Work& work, const Rates& rates) {
   const auto at = [](double amount, double rate) { return rate > 0 ? amount / rate : 0; };
   switch (work.kind) {
     case Work::None: return 0;
@@ -47,14 +47,18 @@ double cycles(const Work& work, const Rates& rates) {
       return rates.cube_start + ceil16(work.m) * ceil16(work.n) * std::ceil(work.k / depth);
     }
     case Work::Move:
-      return rates.move_start[work.op] + rates.move_block[work.op] * double(work.repeats) +
-             at(double(work.amount), rates.move_bytes[work.op]);
+      return rates.move_start[work.op] + rates.move_block[work.op] * double(work.repeats);
   }
   return 0;
 }
 
-void Counters::add(const Work& work, double cost) {
-  busy += cost;
+double cycles(const Work& work, const Rates& rates) {
+  const bool moves = work.kind == Work::Move && rates.move_bytes[work.op] > 0;
+  return fixed_cycles(work, rates) +
+         (moves ? double(work.amount) / rates.move_bytes[work.op] : 0);
+}
+
+void Counters::add(const Work& work) {
   if (work.kind == Work::Vector) {
     elements[work.op] += work.amount;
     repeats[work.op] += work.repeats;

@@ -29,12 +29,18 @@ const char* set_name(int mode, int pipe) {
 Contribution contribution(CoreState& core, int pipe, uint32_t site) {
   Contribution part{core.foreign, 0, site};
   uint32_t* own = part.known.data() + size_t(core.index) * PIPES;
+  uint32_t nodes[PIPES] = {};
   for (int p = 0; p < PIPES; ++p) {
     if (pipe != PIPES && p != pipe) continue;
     const Snapshot done = completed(core, Pipe(p));
     for (int i = 0; i < PIPES; ++i) own[i] = std::max(own[i], done.clock.known[i]);
-    part.time = std::max(part.time, done.time);
+    nodes[p] = part.node = done.node;
   }
+  if (pipe != PIPES || !core.machine->trace) return part;
+  // SyncAll: S waits for all pipes of its own core, and then for the other cores.
+  const uint32_t scalar = core.lane_number(Pipe::S);
+  for (const uint32_t node : nodes) core.machine->trace->join(scalar, {node, Delay::None});
+  part.node = core.machine->trace->completed(scalar, site);
   return part;
 }
 
@@ -87,7 +93,9 @@ void join(CoreState& core, Order order, const Release& parts, uint32_t site) {
     for (int p = 0; p < PIPES; ++p) {
       scalar.clock.known[p] = std::max(scalar.clock.known[p], own[p]);
     }
-    scalar.time = std::max(scalar.time, part.time + machine.options.rates.cross_flag);
+    if (machine.trace) {
+      machine.trace->join(core.lane_number(Pipe::S), {part.node, Delay::Cross});
+    }
   }
 }
 
@@ -119,6 +127,7 @@ void cross_set(int mode, int pipe, int id, At at) {
   here().machine->switch_point();
   CoreState& core = here();
   const uint32_t site = core.last_site = core.machine->site(set_name(mode, pipe), at);
+  if (core.machine->trace) core.machine->trace->statement(core.lane_number(Pipe::S));
   mixed(core, site);
   const bool legal = mode >= 0 && mode <= 2 && id >= 0 && id <= 15 && pipe != int(Pipe::S) &&
                      pipe != PIPES && core.has(Pipe(pipe)) && (mode != 1 || !is_cube());
@@ -143,6 +152,7 @@ void cross_wait(int id, At at) {
   here().machine->switch_point();
   CoreState& core = here();
   const uint32_t site = core.last_site = core.machine->site("CrossCoreWaitFlag", at);
+  if (core.machine->trace) core.machine->trace->statement(core.lane_number(Pipe::S));
   mixed(core, site);
   if (id < 0 || id > 15) {
     find(int(Pipe::S), site, "flag " + std::to_string(id) + " is not 0 to 15");

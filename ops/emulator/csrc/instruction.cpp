@@ -30,12 +30,10 @@ Instruction::Instruction(const char* api, Pipe pipe, At at)
     stop();
   }
   Lane& lane = core.lane(pipe);
-  Lane& scalar = core.lane(Pipe::S);
   if (pipe != Pipe::S) {
-    lane.clock.join(scalar.clock);
-    scalar.time += machine.options.rates.issue;
-    lane.time = std::max(lane.time, scalar.time);
+    lane.clock.join(core.lane(Pipe::S).clock);
   }
+  if (machine.trace) machine.trace->issue(core.lane_number(pipe), site_);
   tick_ = ++lane.ticks;
   lane.sites.push_back(site_);
   ++lane.counters.instructions;
@@ -45,34 +43,10 @@ Instruction::~Instruction() = default;
 
 void Instruction::in_order(bool ordered) { ordered_ = ordered; }
 
-void Instruction::after(const Completion& other) {
-  if (other.tick == 0) return;
-  Lane& lane = here().lane(pipe_);
-  for (int i = 0; i < PIPES; ++i) {
-    lane.clock.known[i] = std::max(lane.clock.known[i], other.known[i]);
-  }
-  uint32_t& known = lane.clock.known[int(other.pipe)];
-  known = std::max(known, other.tick);
-  lane.time = std::max(lane.time, other.time);
-}
-
-Completion Instruction::completion() const {
-  const Lane& lane = here().lane(pipe_);
-  Completion done{.pipe = pipe_, .tick = tick_, .known = {}, .time = lane.time};
-  std::copy(std::begin(lane.clock.known), std::end(lane.clock.known), done.known);
-  return done;
-}
-
 void Instruction::work(const Work& work) {
   CoreState& core = here();
-  Lane& lane = core.lane(pipe_);
-  const double cost = cycles(work, core.machine->options.rates);
-  lane.counters.add(work, cost);
-  const double start = lane.time;
-  lane.time += cost;
-  if (core.machine->options.timeline) {
-    core.machine->report.spans.push_back({core.index, uint8_t(pipe_), site_, start, lane.time});
-  }
+  core.lane(pipe_).counters.add(work);
+  if (core.machine->trace) core.machine->trace->last().work = work;
 }
 
 const std::byte* Instruction::read(Range range, uint32_t align) {

@@ -49,7 +49,7 @@ class Json {
   Json& number(double value) {
     comma();
     char digits[32];
-    std::snprintf(digits, sizeof digits, "%.17g", value);
+    std::snprintf(digits, sizeof digits, "%.10g", value);
     text += digits;
     return *this;
   }

@@ -33,14 +33,16 @@ struct Options {
   int32_t random;      // scheduler: 0 round robin, 1 seeded random
   uint64_t seed;
   int32_t shadow;      // 0: no hazards, no uninitialised reads
-  int32_t timeline;
+  int32_t bins;        // of the first model's timeline; 0: none
   int32_t isolated;    // run in a child process
   uint32_t reserved_ub;
   double timeout;      // seconds
   uint32_t most_findings;
   uint32_t block_limit;  // blocks that the chip runs at once
   Statement disabled;
-  Rates rates;
+  const Rates* rates;    // one for each model of time
+  int32_t models;
+  int32_t reserved;
 };
 
 }  // namespace emu

@@ -82,6 +82,7 @@ Machine::Machine(const Options& options, const Entry& entry, std::vector<Region>
       deadline_(seconds() + options.timeout),
       random_(options.seed) {
   make_cores();
+  if (options.models > 0) trace = std::make_unique<Trace>(cores.size() * PIPES);
 }
 
 void Machine::make_cores() {

@@ -13,6 +13,7 @@
 #include "launch.h"
 #include "report.h"
 #include "shadow.h"
+#include "trace.h"
 #include "emu/core.h"
 #include "emu/queue.h"
 #include "emu/work.h"
@@ -30,13 +31,12 @@ struct Clock {
 
 struct Snapshot {
   Clock clock;
-  double time = 0;
+  uint32_t node = 0;  // of the trace, plus 1
 };
 
 struct Lane {  // one pipe of one core
   uint32_t ticks = 0;           // instructions issued
   Clock clock;                  // own component: what a barrier or a detour has completed
-  double time = 0;              // modelled end of the last instruction, cycles
   std::vector<uint32_t> sites;  // of instruction tick - 1
   Counters counters;
 };
@@ -52,7 +52,7 @@ struct Event {
 // One core's part of a cross-core release: everything that was complete at its set.
 struct Contribution {
   std::vector<uint32_t> known;  // of every lane of the launch
-  double time;
+  uint32_t node;                // of the trace, plus 1
   uint32_t site;
 };
 using Release = std::shared_ptr<const std::vector<Contribution>>;
@@ -92,6 +92,7 @@ struct CoreState : Core {
 
   Lane& lane(Pipe pipe) { return lanes[int(pipe)]; }
   bool has(Pipe pipe) const;
+  uint32_t lane_number(Pipe pipe) const { return uint32_t(index) * PIPES + uint32_t(pipe); }
   bool runnable() const { return !finished && (waits_for < 0 || !flags[waits_for].empty()); }
 };
 
@@ -119,6 +120,7 @@ class Machine {
   std::deque<CoreState> cores;
   Report report;
   GmShadow gm;
+  std::unique_ptr<Trace> trace;  // where times are asked for
   uint64_t writes = 0;       // to GM, so far
   uint64_t instructions = 0;
   uint32_t dirty_lines = 0;

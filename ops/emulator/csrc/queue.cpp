@@ -140,7 +140,7 @@ int Queue::alloc(At at) {
       give_back(state.route.consumer, state.route.producer, slot.event);
       slot.event = -1;
       if (here().machine->orders(Order::Reuse, slot.site, site)) {
-        join(here(), state.route.producer, slot.ready, here().machine->options.rates.flag);
+        join(here(), state.route.producer, slot.ready, Delay::Flag);
       }
     }
     slot.state = Slot::Allocated;
@@ -192,7 +192,7 @@ int Queue::dequeue(At at) {
     give_back(state.route.producer, state.route.consumer, slot.event);
     slot.event = -1;
     if (here().machine->orders(Order::Queue, slot.site, site)) {
-      join(here(), state.route.consumer, slot.ready, here().machine->options.rates.flag);
+      join(here(), state.route.consumer, slot.ready, Delay::Flag);
     }
   }
   slot.state = Slot::Taken;

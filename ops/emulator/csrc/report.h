@@ -73,19 +73,11 @@ struct Finding {
 
 struct Counters {
   uint64_t instructions = 0;
-  double busy = 0;
   uint64_t moved[PATHS] = {}, transfers[PATHS] = {}, blocks[PATHS] = {};
   uint64_t elements[VECTOR_OPS] = {}, repeats[VECTOR_OPS] = {};
   uint64_t products[CUBE_TYPES] = {}, matmuls[CUBE_TYPES] = {};
 
-  void add(const Work& work, double cost);
-};
-
-struct Span {  // an instruction on the timeline
-  uint16_t core;
-  uint8_t pipe;
-  uint32_t site;
-  double start, end;
+  void add(const Work& work);
 };
 
 struct Report {
@@ -93,7 +85,6 @@ struct Report {
   std::vector<Finding> findings;
   uint64_t dropped = 0;  // findings beyond the limit
   std::map<std::tuple<Order, uint32_t, uint32_t>, uint64_t> orders;
-  std::vector<Span> spans;
 
   void add(Finding finding, size_t most);
 

@@ -61,6 +61,8 @@ struct Region {  // an argument in GM
   std::string name;
   int32_t role = 0;
   bool given = false;  // holds data when the launch begins
+  std::vector<bool> touched;  // units, where times are asked for
+  uint64_t fresh = 0;         // bytes of those
   std::unique_ptr<GmCell[], FreeMemory> cells;  // null for inputs, which nobody writes
 
   bool holds(uint64_t address) const {

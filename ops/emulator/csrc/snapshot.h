@@ -6,6 +6,6 @@
 namespace emu {
 
 Snapshot completed(CoreState& core, Pipe pipe);
-void join(CoreState& core, Pipe pipe, const Snapshot& done, double delay);
+void join(CoreState& core, Pipe pipe, const Snapshot& done, Delay delay);
 
 }  // namespace emu

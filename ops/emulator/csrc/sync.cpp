@@ -13,7 +13,9 @@ namespace {
 uint32_t statement(const char* api, At at) {
   here().machine->switch_point();
   const uint32_t site = here().machine->site(api, at);
-  here().last_site = site;
+  CoreState& core = here();
+  core.last_site = site;
+  if (core.machine->trace) core.machine->trace->statement(core.lane_number(Pipe::S));
   return site;
 }
 
@@ -60,15 +62,17 @@ bool legal(Pipe from, Pipe to, int id, uint32_t site) {
 Snapshot completed(CoreState& core, Pipe pipe) {
   Lane& lane = core.lane(pipe);
   lane.clock.join(core.lane(Pipe::S).clock);
-  Snapshot done{lane.clock, lane.time};
+  Snapshot done{lane.clock, 0};
+  if (core.machine->trace) {
+    done.node = core.machine->trace->completed(core.lane_number(pipe), core.last_site);
+  }
   done.clock.known[int(pipe)] = lane.ticks;
   return done;
 }
 
-void join(CoreState& core, Pipe pipe, const Snapshot& done, double delay) {
-  Lane& lane = core.lane(pipe);
-  lane.clock.join(done.clock);
-  lane.time = std::max(lane.time, done.time + delay);
+void join(CoreState& core, Pipe pipe, const Snapshot& done, Delay delay) {
+  core.lane(pipe).clock.join(done.clock);
+  if (core.machine->trace) core.machine->trace->join(core.lane_number(pipe), {done.node, delay});
 }
 
 void set_flag(Pipe from, Pipe to, int id, At at) {
@@ -103,7 +107,7 @@ void wait_flag(Pipe from, Pipe to, int id, At at) {
   }
   event.set = false;
   if (core.machine->orders(Order::Flag, event.site, site)) {
-    join(core, to, event.snapshot, core.machine->options.rates.flag);
+    join(core, to, event.snapshot, Delay::Flag);
   }
 }
 
@@ -121,12 +125,17 @@ void barrier(int pipe, At at) {
     return;
   }
   Snapshot all;
+  uint32_t nodes[PIPES];
   for (int p = 0; p < PIPES; ++p) {
     const Snapshot done = completed(core, Pipe(p));
     all.clock.join(done.clock);
-    all.time = std::max(all.time, done.time);
+    nodes[p] = done.node;
   }
-  for (int p = 0; p < PIPES; ++p) join(core, Pipe(p), all, 0);
+  for (int p = 0; p < PIPES; ++p) {
+    core.lane(Pipe(p)).clock.join(all.clock);
+    // S waits, and whatever it issues later begins later.
+    join(core, Pipe::S, {{}, nodes[p]}, Delay::None);
+  }
 }
 
 int alloc_event(Pipe from, Pipe to, At at) {

@@ -69,7 +69,7 @@ void unit_wait(Range c, bool fixpipe, int flag, const char* api, At at) {
     }
     if (flag != 0 && unit.last && unit.last.get() != joined) {
       joined = unit.last.get();
-      join(here(), pipe, *joined, 0);
+      join(here(), pipe, *joined, Delay::None);
     }
   }
 }

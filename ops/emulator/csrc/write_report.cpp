@@ -1,6 +1,9 @@
 // The report as JSON; report.py reads it.
+#include <cmath>
+
 #include "json.h"
 #include "machine.h"
+#include "replay.h"
 #include "write_report.h"
 
 namespace emu {
@@ -38,8 +41,7 @@ void lane(Json& json, const CoreState& core, int pipe) {
   const Lane& lane = core.lanes[pipe];
   const Counters& c = lane.counters;
   json.open('{').key("core").string(core_name(core)).key("pipe").string(name(Pipe(pipe)));
-  json.key("instructions").integer(c.instructions).key("busy").number(c.busy);
-  json.key("end").number(lane.time);
+  json.key("instructions").integer(c.instructions);
   sparse(json, "moved", c.moved);
   sparse(json, "transfers", c.transfers);
   sparse(json, "blocks", c.blocks);
@@ -48,6 +50,23 @@ void lane(Json& json, const CoreState& core, int pipe) {
   sparse(json, "products", c.products);
   sparse(json, "matmuls", c.matmuls);
   json.close('}');
+}
+
+void model(Json& json, Machine& machine, int index) {
+  const int bins = index == 0 ? machine.options.bins : 0;
+  const Model model = replay(*machine.trace, machine.options.rates[index], bins);
+  json.open('{').key("cycles").number(model.cycles).key("hbm").integer(model.hbm);
+  json.key("l2").integer(model.l2).key("lanes").open('[');
+  for (size_t l = 0; l < model.lanes.size(); ++l) {
+    const Occupation& lane = model.lanes[l];
+    if (lane.nodes == 0) continue;
+    json.open('{').key("core").string(core_name(machine.cores[l / PIPES]));
+    json.key("pipe").string(name(Pipe(l % PIPES))).key("work").number(lane.work);
+    json.key("busy").number(lane.busy).key("end").number(lane.end).key("bins").open('[');
+    for (const float part : lane.bins) json.number(std::round(part * 1e3) / 1e3);
+    json.close(']').close('}');
+  }
+  json.close(']').close('}');
 }
 
 }  // namespace
@@ -78,13 +97,13 @@ std::string write_report(Machine& machine) {
       if (core.lanes[pipe].ticks > 0) lane(json, core, pipe);
     }
   }
-  json.close(']').key("spans").open('[');
-  for (const Span& span : report.spans) {
-    json.open('[').integer(span.core).integer(span.pipe).integer(span.site);
-    json.number(span.start).number(span.end).close(']');
+  json.close(']').key("models").open('[');
+  for (int i = 0; machine.trace && i < machine.options.models; ++i) model(json, machine, i);
+  json.close(']').key("gm").open('[');
+  for (const Region& region : machine.regions) {
+    json.open('{').key("argument").string(region.name).key("bytes").integer(region.fresh);
+    json.key("workspace").integer(Role(region.role) == Role::Workspace).close('}');
   }
-  json.close(']').key("cores").open('[');
-  for (const CoreState& core : machine.cores) json.string(core_name(core));
   json.close(']').close('}');
   return json.text;
 }

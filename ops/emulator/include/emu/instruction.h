@@ -7,14 +7,6 @@
 
 namespace emu {
 
-// The completion of an instruction, for hardware that orders others after it (unit flags of L0C).
-struct Completion {
-  Pipe pipe = Pipe::S;
-  uint32_t tick = 0;                // 0: nothing to wait for
-  uint32_t known[PIPES] = {};
-  double time = 0;
-};
-
 class Instruction {
  public:
   // `api` is a literal. Other cores may run before this returns.
@@ -48,11 +40,7 @@ class Instruction {
   // The hardware orders this instruction after earlier ones of its pipe (default: S and M yes, all
   // others no). Mmad sets it by the size of its product.
   void in_order(bool ordered);
-  // Orders this instruction, and so the rest of its pipe, after another one of this core. Call it
-  // before the accesses.
-  void after(const Completion& other);
-  Completion completion() const;  // after work()
-  // Cycles and counters.
+  // What it costs.
   void work(const Work& work);
 
  private:

@@ -53,7 +53,8 @@ struct Work {
   }
 };
 
-// Cycles and bytes per cycle of one core. The caller of the launch fills it.
+// Cycles, and bytes per cycle, of one core unless they say otherwise. The caller of the launch fills
+// it; 0 is no time, and no limit.
 struct Rates {
   double issue;                     // cycles of S per instruction
   double vector_start;              // cycles before the first repeat
@@ -65,8 +66,12 @@ struct Rates {
   double move_bytes[PATHS];         // bytes per cycle
   double flag;                      // cycles from SetFlag to WaitFlag
   double cross_flag;                // cycles from CrossCoreSetFlag to CrossCoreWaitFlag
+  double hbm_bytes, l2_bytes;       // per cycle, of all cores together
 };
 
+// Cycles before the first byte of a transfer, and all cycles of any other instruction.
+double fixed_cycles(const Work& work, const Rates& rates);
+// Cycles of an instruction that shares no bandwidth with others.
 double cycles(const Work& work, const Rates& rates);
 
 }  // namespace emu
