@@ -40,9 +40,7 @@ _PARTS = (
     "deq_scale",
 )
 # Warnings that cost no more than a line of the description.
-_TIDY = frozenset(
-    ("undescribed-other", "described-unknown", "description-part", "cache-mark", "cache-rotations")
-)
+_TIDY = frozenset(("undescribed-other", "described-unknown", "description-part", "cache-mark"))
 
 Bytes = Callable[[], memoryview]
 
@@ -454,7 +452,6 @@ MENDS: dict[str, Callable[[Draft, list[Condition]], None]] = {
     "group-size": _key("group_size", 0),
     "static-norm-bias": _norm_bias,
     "cache-mark": _forget,
-    "cache-rotations": _key("indexer_quant_type", None),
     "mtp-absent": _absent_mtp,
     "mtp-undescribed": _undescribed_mtp,
     "mtp-vocabulary": _vocabulary,

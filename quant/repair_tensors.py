@@ -33,14 +33,13 @@ def copied(folder: Folder, name: str) -> Bytes:
 
 def bias_of(folder: Folder, name: str, spec: TensorSpec) -> Bytes:
     """``scale_bias`` of the shape ``spec`` from the codes and scales beside it."""
-    return lambda: as_bytes(expected_bias(_codes(folder, name), spec.shape[1]).float(), spec)
+    return lambda: as_bytes(expected_bias(_codes(folder, name), spec.shape[1])[0].float(), spec)
 
 
 def bias_matches(folder: Folder, name: str) -> bool:
     """Whether the one column of a ``scale_bias`` is the sum that codes and scales give."""
     pair = _codes(folder, name)
-    wanted = expected_bias(pair, 1)
-    reach = 8.0 * pair.codes.abs().sum(1, keepdim=True, dtype=torch.int64).double() * pair.scale
+    wanted, reach = expected_bias(pair, 1)
     apart = (Values(folder).tensor(name).double() - wanted).abs()
     return bool((apart <= _MATCH * reach).all())
 

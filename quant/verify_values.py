@@ -133,9 +133,10 @@ def check_values(
     pair = None if found else read_codes(values, name, scheme)
     if pair is None:
         return found
-    if not bool(pair.codes.any()):
+    low, high = (int(bound) for bound in torch.aminmax(pair.codes))
+    if low == high == 0:
         found.append(Condition("codes-zero", name))
-    elif scheme != W4A8_DYNAMIC and int(pair.codes.abs().max()) <= _INT4_TOP:
+    elif scheme != W4A8_DYNAMIC and max(-low, high) <= _INT4_TOP:
         found.append(Condition("codes-narrow", name))
     if scheme == W4A8_DYNAMIC:
         return found + _scale_bias(values, pair, module)
@@ -155,10 +156,19 @@ _FLOAT_PARTS = (
 )
 
 
-def expected_bias(pair: Codes, columns: int) -> Tensor:
-    """``scale_bias`` float64 [out, columns]: 8 · Σ codes · scale over equal slices of the input."""
-    sums = pair.codes.reshape(pair.codes.shape[0], columns, -1).sum(-1, dtype=torch.int64)
-    return 8.0 * sums.double() * pair.scale
+def expected_bias(pair: Codes, columns: int) -> tuple[Tensor, Tensor]:
+    """What ``scale_bias`` must be, and what rounding errors of its sums are measured by.
+
+    Sums of int4 are exact in float32, which adds several times faster than integers here.
+
+    Returns:
+        8 · Σ codes · scale over equal slices of the input, float64 [out, columns], and
+        8 · Σ|codes| · scale, float64 [out, 1].
+    """
+    codes = pair.codes.float()
+    sums = codes.reshape(codes.shape[0], columns, -1).sum(-1)
+    reach = torch.linalg.vector_norm(codes, 1, 1, True)
+    return 8.0 * sums.double() * pair.scale, 8.0 * reach.double() * pair.scale
 
 
 def _scale_bias(values: Values, pair: Codes, module: str) -> list[Condition]:
@@ -166,8 +176,7 @@ def _scale_bias(values: Values, pair: Codes, module: str) -> list[Condition]:
     stored = values.tensor(name).double()
     if pair.codes.shape[1] % stored.shape[1]:
         return []
-    wanted = expected_bias(pair, stored.shape[1])
-    reach = 8.0 * pair.codes.abs().sum(1, keepdim=True, dtype=torch.int64).double() * pair.scale
+    wanted, reach = expected_bias(pair, stored.shape[1])
     limit = _SUM_TOLERANCE * reach
     total = (stored.sum(1, keepdim=True) - wanted.sum(1, keepdim=True)).abs()
     if bool((total > limit).any()):

@@ -430,9 +430,8 @@ RULES: dict[str, Rule] = {
     ),
     "cache-rotations": Rule(
         "indexer_quant_type without the tensors q_rot and k_rot that it announces",
-        "remove the key; marks per layer (…indexer.quant_type) are enough",
+        "marks per layer (…indexer.quant_type) are enough from 0.27 on",
         _warn("makes parameters that may stay unloaded", _READ),
-        mendable=True,
     ),
     # MTP and rotation
     "mtp-absent": Rule(

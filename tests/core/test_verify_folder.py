@@ -306,6 +306,41 @@ def test_static_checkpoint_of_another_tool(tmp_path: Path) -> None:
     assert check_headers(tmp_path) == []
 
 
+def test_folder_of_modelslim(tmp_path: Path) -> None:
+    """Its tree and keys: rot.weight in a file of its own, float MTP layer, marks of the int8 cache,
+    F32 norms, and another file below optional/. Only the global cache key is worth a word."""
+    made = good()
+    static_everywhere(made)
+    for name in [n for n in made.stored if n.startswith(MTP) and n.endswith("_proj.weight")]:
+        spec, _ = made.stored[name]
+        to_float(made, name.removesuffix(".weight"), spec.shape)
+    for module in ("q_b_proj", "kv_a_proj_with_mqa", "indexer.wq_b"):
+        spec, _ = made.stored[f"{MTP}self_attn.{module}.weight"]
+        to_float(made, f"{MTP}self_attn.{module}", spec.shape)
+    for name in [n for n in made.stored if n.endswith(("norm.weight", "norm.bias"))]:
+        made.put(name, made.stored[name][0].shape, "F32", "FLOAT")
+    rotation = made.stored.pop("rot.weight")
+    made.description |= {
+        "model_quant_type": "W8A8_DYNAMIC",
+        "metadata": {},
+        "optional": {"quarot": {"rotation_map": {"global_rotation": "optional/q.safetensors"}}},
+    }
+    for layer in (0, 1, 2):
+        made.description[f"model.layers.{layer}.self_attn.indexer.quant_type"] = "INT8_DYNAMIC"
+    made.write(tmp_path)
+    micro.save(tmp_path / "rot.safetensors", {"rot.weight": rotation})
+    (tmp_path / "optional").mkdir()
+    micro.save(tmp_path / "optional" / "q.safetensors", {"global_rotation": rotation})
+    (tmp_path / "GLM-5_best_practice.yaml").write_text("")
+    weight_map = {**dict.fromkeys(made.stored, FILE), "rot.weight": "rot.safetensors"}
+    write_index(tmp_path, OWN_INDEX, weight_map)
+    for engine in ("0.23", "0.26", "0.30"):
+        assert check_headers(tmp_path, find_release(engine)) == [], engine
+    edit_json(tmp_path / DESCRIPTION, indexer_quant_type="INT8_DYNAMIC")
+    found = check_headers(tmp_path, find_release("0.30"))
+    assert [(f.severity, f.rule) for f in found] == [("warning", "cache-rotations")]
+
+
 def test_many_subjects_are_one_finding(tmp_path: Path) -> None:
     made = good()
     lost = [name for name in made.stored if name.endswith(".weight_scale") and ".experts." in name]

@@ -100,7 +100,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str, bool]] = {
         "cache-mark",
         False,
     ),
-    "cache rotations": (described(indexer_quant_type="INT8_DYNAMIC"), "cache-rotations", False),
     "no description": (lost_description, "description-missing", False),
     "rotation not announced": (described(is_rot_used=None), "rotation-unannounced", False),
     "FP8 left over": (configured(quantization_config=FP8), "config-quantization", False),
