@@ -57,8 +57,8 @@ def _one_command(text: str) -> str:
 
 def _recipe(page: str, number: int, block: str, text: str) -> Record:
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(block)}
-    line = re.sub(r"<[A-Z_]*MODEL_PATH>", _MODELS[page], text)
-    line = _VARIABLE.sub(lambda m: _value(m.group(1) or m.group(2), variables, line, m), line)
+    line = _VARIABLE.sub(lambda m: _value(m.group(1) or m.group(2), variables, text, m), text)
+    line = re.sub(r"<[A-Z_]*MODEL_PATH>", _MODELS[page], line)
     entry: Record = {
         "id": f"{page} #{number}",
         "sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
