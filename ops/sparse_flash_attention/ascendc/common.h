@@ -43,7 +43,7 @@ struct Arguments {
 template <class T, class S>
 struct Workspace {
   GlobalTensor<float> scores, products;  // [2][2][TILE][group / 2], [2][CHUNKS][group][COLUMNS]
-  GlobalTensor<T> weights, rows;         // [2][2][TILE][group / 2], [2][TILE][WIDTH]
+  GlobalTensor<T> weights, rows;         // [2][2][TILE][group / 2], [ROW_TILES][TILE][WIDTH]
 
   __aicore__ inline Workspace(GM_ADDR base, int64_t block) {
     constexpr uint64_t pairs = uint64_t(2) * S::TILE * GROUP;

@@ -16,6 +16,7 @@ class CubeSide {
       : t_(t), tasks_(t, a.requests, GetBlockIdx()), keys_(t, a), work_(a.workspace, GetBlockIdx()) {
     query_.SetGlobalBuffer((__gm__ T*)a.query);
     query_rope_.SetGlobalBuffer((__gm__ T*)a.query_rope);
+    if constexpr (S::PACKED) query_rope_ = query_[S::LATENT];
     key_.SetGlobalBuffer((__gm__ T*)a.key);
     key_rope_.SetGlobalBuffer((__gm__ T*)a.key_rope);
   }
@@ -117,6 +118,13 @@ class CubeSide {
     for (int32_t block = 0; block < S::BLOCKS; ++block) {
       const LocalTensor<T> to = piece(number, block);
       const int32_t id = number % S::TILES * S::BLOCKS + block;
+      if constexpr (S::PACKED) {
+        const int32_t rows = keys_.take(S::ROWS, [](int64_t, int32_t, int32_t) {});
+        if (rows > 0) load_rows(to, number, block, rows);
+        total += rows;
+        if (rows < S::ROWS) break;
+        continue;
+      }
       bool waited = false;
       const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
         if (!waited) WaitFlag<HardEvent::MTE1_MTE2>(id);
@@ -131,6 +139,17 @@ class CubeSide {
       if (rows < S::ROWS) break;
     }
     return total;
+  }
+
+  // Rows that the vector side has unpacked.
+  __aicore__ inline void load_rows(const LocalTensor<T>& to, int32_t number, int32_t block,
+                                   int32_t rows) {
+    const int32_t id = number % S::TILES * S::BLOCKS + block;
+    const uint32_t from = (number % ROW_TILES * S::TILE + block * S::ROWS) * S::WIDTH;
+    if (block == 0) CrossCoreWaitFlag(KEYS_READY);
+    WaitFlag<HardEvent::MTE1_MTE2>(id);
+    copy_rows(to, work_.rows[from], rows, S::WIDTH, S::WIDTH);
+    SetFlag<HardEvent::MTE2_MTE1>(id);
   }
 
   __aicore__ inline void copy_rows(const LocalTensor<T>& to, const GlobalTensor<T>& from,

@@ -10,6 +10,7 @@ namespace sfa {
 
 constexpr int32_t GROUP = 64;         // heads that a task takes at most
 constexpr int32_t COLUMNS = 128;      // of the result that one product makes
+constexpr int32_t ROW_TILES = 3;      // of unpacked rows in the workspace
 constexpr int32_t REQUEST_WORDS = 4;  // first query row, query rows, first key row, keys
 
 struct Tiling {
@@ -27,7 +28,7 @@ struct Tiling {
 // Bytes of a core's own part of the workspace: scores, weights and products of two tiles.
 constexpr uint64_t block_bytes(int32_t tile, int32_t latent, bool packed, int32_t width) {
   const uint64_t pairs = uint64_t(2) * tile * GROUP;
-  const uint64_t rows = packed ? uint64_t(2) * tile * width * 2 : 0;
+  const uint64_t rows = packed ? uint64_t(ROW_TILES) * tile * width * 2 : 0;
   return pairs * 4 + pairs * 2 + uint64_t(2) * GROUP * latent * 4 + rows;
 }
 

@@ -5,7 +5,7 @@
 // across lanes. Statistics of a head stand in all lanes of the head.
 #pragma once
 
-#include "common.h"
+#include "packed_rows.h"
 
 namespace sfa {
 
@@ -16,7 +16,7 @@ constexpr float NO_KEY = -__builtin_inff();
 // Places in UB, in bytes.
 template <class S>
 struct Places {
-  static constexpr uint32_t HALF = GROUP / 2, COUNTED = 1024;
+  static constexpr uint32_t HALF = GROUP / 2, COUNTED = 512;
   static constexpr uint32_t SUMS = 0, SUMS_BYTES = HALF * S::LATENT * 4;
   static constexpr uint32_t PRODUCT = SUMS + SUMS_BYTES, PRODUCT_BYTES = HALF * COLUMNS * 4;
   static constexpr uint32_t SCORES = PRODUCT + 2 * PRODUCT_BYTES, SCORES_BYTES = S::TILE * HALF * 4;
@@ -31,30 +31,39 @@ struct Places {
   static constexpr uint32_t ADDED = FACTOR + VECTOR, COUNT = ADDED + VECTOR;
   static constexpr uint32_t STATISTICS = COUNT + VECTOR;  // what leaves: maxima, totals
   static constexpr uint32_t SPREAD = STATISTICS + 2 * VECTOR, SPREAD_BYTES = HALF * 32;
-  static constexpr uint32_t END = SPREAD + 3 * SPREAD_BYTES;  // factors of two tiles, totals
+  static constexpr uint32_t ROWS = SPREAD + 3 * SPREAD_BYTES;  // factors of two tiles, totals
+  static constexpr uint32_t END = ROWS + (S::PACKED ? PackedRows<bfloat16_t, S>::BYTES : 0);
   static_assert(END <= 192 * 1024 - 256, "UB");
+  static_assert(!S::PACKED || OUT_BYTES >= PackedRows<bfloat16_t, S>::WIDE_BYTES, "UB of results");
 };
+
+// Where the parts' results begin in the workspace.
+template <class S>
+__aicore__ inline uint64_t parts_offset(const Tiling& t) {
+  return t.blocks * block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH);
+}
 
 template <class T, class S>
 class VectorSide {
  public:
   __aicore__ inline VectorSide(const Arguments& a, const Tiling& t)
       : t_(t), tasks_(t, a.requests, GetBlockIdx() / 2), work_(a.workspace, GetBlockIdx() / 2),
-        half_(t.group / 2), sub_(int32_t(GetSubBlockIdx())) {
+        packed_(a, t, P::ROWS, P::OUT),        half_(t.group / 2), sub_(int32_t(GetSubBlockIdx())) {
     indices_.SetGlobalBuffer((__gm__ int32_t*)a.indices);
     out_.SetGlobalBuffer((__gm__ T*)a.out);
     maxima_.SetGlobalBuffer((__gm__ float*)a.softmax_max);
     totals_.SetGlobalBuffer((__gm__ float*)a.softmax_sum);
-    parts_.SetGlobalBuffer(
-        (__gm__ float*)(a.workspace + t.blocks * block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH)));
+    parts_.SetGlobalBuffer((__gm__ float*)(a.workspace + parts_offset<S>(t)));
   }
 
   __aicore__ inline void run() {
     begin();
-    Tile now, before;
-    for (bool more = next(now), any = false; more || any; any = more, before = now, more = more && next(now)) {
-      if (more) weigh(now);
-      if (any) add_products(before);
+    int32_t known = 0;
+    for (int32_t tile = 0;; ++tile) {
+      while (known <= tile + AHEAD && next(tiles_[known % KEPT])) ++known;
+      if (tile < known) weigh(tiles_[tile % KEPT]);
+      if (tile > 0) add_products(tiles_[(tile - 1) % KEPT]);
+      if (tile >= known) break;
     }
     end();
   }
@@ -67,6 +76,8 @@ class VectorSide {
     int32_t parity;        // of the task
     bool first, last;
   };
+  // Tiles whose packed rows are made before the softmax of a tile, and tiles that are remembered.
+  static constexpr int32_t AHEAD = S::PACKED ? ROW_TILES - 1 : 0, KEPT = ROW_TILES + 1;
   enum Event : int32_t { SCORES_IN = 0, PRODUCT_IN = 1, INDICES_IN = 3 };  // MTE2_V and V_MTE2
   enum OutEvent : int32_t { WEIGHTS_OUT = 0, RESULT_OUT = 1 };             // V_MTE3 and MTE3_V
 
@@ -87,7 +98,7 @@ class VectorSide {
     SetFlag<HardEvent::V_MTE2>(PRODUCT_IN + 1);
     SetFlag<HardEvent::V_MTE2>(INDICES_IN);
     SetFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
-    SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    if constexpr (S::PACKED) packed_.begin();
   }
   __aicore__ inline void end() {
     WaitFlag<HardEvent::V_MTE2>(SCORES_IN);
@@ -95,7 +106,7 @@ class VectorSide {
     WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN + 1);
     WaitFlag<HardEvent::V_MTE2>(INDICES_IN);
     WaitFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
-    WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    if constexpr (S::PACKED) packed_.end();
   }
 
   // The next tile of this block; a task without keys has one tile without keys.
@@ -113,6 +124,11 @@ class VectorSide {
     if (tile.keys > 0) ++number_;
     left_ -= tile.keys;
     tile.last = left_ == 0;
+    if constexpr (S::PACKED) {
+      if (tile.keys > 0)
+        packed_.unpack(tile.task, tile.first, tile.keys,
+                       work_.rows[tile.number % ROW_TILES * S::TILE * S::WIDTH]);
+    }
     return true;
   }
 
@@ -228,7 +244,6 @@ class VectorSide {
   // sums = sums * factor + products of the tile.
   __aicore__ inline void add_products(const Tile& tile) {
     if (tile.first) {
-      WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
       Duplicate(ub(P::SUMS, P::SUMS_BYTES / 4), 0.0f, half_ * S::LATENT);
       PipeBarrier<PIPE_V>();
     }
@@ -299,7 +314,9 @@ class VectorSide {
       DataCopyPad(maxima_[at], statistics, DataCopyExtParams(1, heads * 4, 0, 0, 0));
       DataCopyPad(totals_[at], statistics[LANES], DataCopyExtParams(1, heads * 4, 0, 0, 0));
     }
+    // Once per task; others may then use the place of results.
     SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
   __aicore__ inline void store_part(const Task& task) {
@@ -311,7 +328,9 @@ class VectorSide {
       DataCopy(to[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(chunk), half_ * COLUMNS);
     DataCopy(to[GROUP * S::LATENT + sub_ * half_], statistics, half_);
     DataCopy(to[GROUP * (S::LATENT + 1) + sub_ * half_], statistics[LANES], half_);
+    // Once per task; others may then use the place of results.
     SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
   const Tiling& t_;
@@ -320,6 +339,8 @@ class VectorSide {
   GlobalTensor<int32_t> indices_;
   GlobalTensor<T> out_;
   GlobalTensor<float> maxima_, totals_, parts_;
+  PackedRows<T, S> packed_;
+  Tile tiles_[KEPT];
   Task task_;
   const int32_t half_, sub_;
   int32_t turns_[2] = {0, 0};

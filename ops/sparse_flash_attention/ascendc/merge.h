@@ -1,0 +1,143 @@
+// AIV: results of rows whose slots were split over blocks, from the results of their parts.
+//
+// A unit of work is COLUMNS columns of eight heads of a row: maximum and total over the parts, then
+// the sum of the parts' sums, each times exp(its maximum - maximum). Parts add in their order, so
+// that a row's bits do not depend on the order in which blocks finish.
+#pragma once
+
+#include "vector_side.h"
+
+namespace sfa {
+
+template <class T, class S>
+class Merge {
+ public:
+  __aicore__ inline Merge(const Arguments& a, const Tiling& t) : t_(t) {
+    out_.SetGlobalBuffer((__gm__ T*)a.out);
+    maxima_.SetGlobalBuffer((__gm__ float*)a.softmax_max);
+    totals_.SetGlobalBuffer((__gm__ float*)a.softmax_sum);
+    parts_.SetGlobalBuffer((__gm__ float*)(a.workspace + parts_offset<S>(t)));
+  }
+
+  __aicore__ inline void run() {
+    const int32_t octets = t_.group / 8, per_row = S::CHUNKS * octets;
+    const int32_t units = t_.rows * t_.groups * per_row;
+    SetFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+    SetFlag<HardEvent::V_MTE2>(SUMS_IN);
+    SetFlag<HardEvent::V_MTE2>(SUMS_IN + 1);
+    SetFlag<HardEvent::MTE3_V>(0);
+    for (int32_t unit = int32_t(GetBlockIdx()); unit < units; unit += 2 * t_.blocks)
+      merge(unit / per_row, unit % per_row / octets, unit % octets);
+    WaitFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+    WaitFlag<HardEvent::V_MTE2>(SUMS_IN);
+    WaitFlag<HardEvent::V_MTE2>(SUMS_IN + 1);
+    WaitFlag<HardEvent::MTE3_V>(0);
+  }
+
+ private:
+  enum Event : int32_t { STATISTICS_IN = 0, SUMS_IN = 1 };
+  static constexpr uint64_t PART = part_bytes(S::LATENT) / 4;  // elements
+  static constexpr int32_t MOST = 64, BATCH = 4, UNIT = 8 * COLUMNS;
+  // Places in UB, in bytes.
+  static constexpr uint32_t PEAKS = 0, WEIGHED = PEAKS + MOST * 32;
+  static constexpr uint32_t FACTORS = WEIGHED + MOST * 32, PEAK = FACTORS + MOST * 256;
+  static constexpr uint32_t SAFE = PEAK + 32, TOTAL = SAFE + 32, SPREAD = TOTAL + 32;
+  static constexpr uint32_t SUM = SPREAD + 256, OUT = SUM + UNIT * 4, IN = OUT + UNIT * 2;
+  static_assert(IN + 2 * BATCH * UNIT * 4 <= 192 * 1024 - 256, "UB");
+  static_assert(PART / 8 <= 65535, "gap between parts");
+
+  __aicore__ inline LocalTensor<float> ub(uint32_t at, uint32_t elements) const {
+    return LocalTensor<float>(TPosition::VECCALC, at, elements);
+  }
+
+  __aicore__ inline void merge(int32_t pair, int32_t chunk, int32_t octet) {
+    const int32_t head = pair % t_.groups * t_.group + octet * 8, rest = t_.heads - head;
+    if (rest <= 0) return;
+    const GlobalTensor<float> parts = parts_[uint64_t(pair) * t_.parts * PART];
+    const LocalTensor<float> sum = ub(SUM, UNIT);
+    WaitFlag<HardEvent::MTE3_V>(0);
+    weigh(parts, octet);
+    Duplicate(sum, 0.0f, UNIT);
+    PipeBarrier<PIPE_V>();
+    for (int32_t first = 0; first < t_.parts; first += BATCH)
+      add(parts[(chunk * t_.group + octet * 8) * COLUMNS], first, first / BATCH % 2);
+    Maxs(ub(SAFE, 8), ub(TOTAL, 8), 0.5f, 8);
+    PipeBarrier<PIPE_V>();
+    Brcb(ub(SPREAD, 64), ub(SAFE, 8), 1, BrcbRepeatParams(1, 8));
+    PipeBarrier<PIPE_V>();
+    for (int32_t at = 0; at < COLUMNS; at += LANES)
+      Div(sum[at], sum[at], ub(SPREAD, 64), LANES, 8,
+          BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
+    PipeBarrier<PIPE_V>();
+    const LocalTensor<T> out(TPosition::VECCALC, OUT, UNIT);
+    Cast(out, sum, RoundMode::CAST_RINT, UNIT);
+    SetFlag<HardEvent::V_MTE3>(0);
+    WaitFlag<HardEvent::V_MTE3>(0);
+    store(out, uint64_t(pair / t_.groups) * t_.heads + head, rest < 8 ? rest : 8, chunk);
+    SetFlag<HardEvent::MTE3_V>(0);
+  }
+
+  // Maximum and total of eight heads, and the factor of every part, each in a block of its own.
+  __aicore__ inline void weigh(const GlobalTensor<float>& parts, int32_t octet) {
+    const int32_t n = t_.parts;
+    const LocalTensor<float> peaks = ub(PEAKS, MOST * 8), weighed = ub(WEIGHED, MOST * 8);
+    const LocalTensor<float> peak = ub(PEAK, 8), safe = ub(SAFE, 8), total = ub(TOTAL, 8);
+    const DataCopyParams rows(n, 1, PART / 8 - 1, 0);
+    const BinaryRepeatParams fold(1, 1, 1, 0, 1, 0), each(1, 1, 1, 1, 1, 0);
+    WaitFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+    DataCopy(peaks, parts[GROUP * S::LATENT + octet * 8], rows);
+    DataCopy(weighed, parts[GROUP * (S::LATENT + 1) + octet * 8], rows);
+    SetFlag<HardEvent::MTE2_V>(STATISTICS_IN);
+    Duplicate(peak, NO_KEY, 8);
+    Duplicate(total, 0.0f, 8);
+    PipeBarrier<PIPE_V>();
+    WaitFlag<HardEvent::MTE2_V>(STATISTICS_IN);
+    Max(peak, peaks, peak, 8, n, fold);
+    PipeBarrier<PIPE_V>();
+    Maxs(safe, peak, LOWEST, 8);
+    PipeBarrier<PIPE_V>();
+    Sub(peaks, peaks, safe, 8, n, each);
+    PipeBarrier<PIPE_V>();
+    Exp(peaks, peaks, n * 8);
+    PipeBarrier<PIPE_V>();
+    Mul(weighed, weighed, peaks, n * 8);
+    Brcb(ub(FACTORS, MOST * 64), peaks, n, BrcbRepeatParams(1, 8));
+    PipeBarrier<PIPE_V>();
+    Add(total, weighed, total, 8, n, fold);
+    SetFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+  }
+
+  // Adds the sums of BATCH parts.
+  __aicore__ inline void add(const GlobalTensor<float>& parts, int32_t first, int32_t buffer) {
+    const int32_t rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
+    const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
+    WaitFlag<HardEvent::V_MTE2>(SUMS_IN + buffer);
+    DataCopy(in, parts[first * PART],
+             DataCopyParams(count, UNIT / 8, (PART - UNIT) / 8, 0));
+    SetFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
+    WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
+    for (int32_t i = 0; i < count; ++i) {
+      for (int32_t at = 0; at < COLUMNS; at += LANES)
+        MulAddDst(ub(SUM, UNIT)[at], in[i * UNIT + at], ub(FACTORS, MOST * 64)[(first + i) * 64],
+                  LANES, 8, BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
+      PipeBarrier<PIPE_V>();
+    }
+    SetFlag<HardEvent::V_MTE2>(SUMS_IN + buffer);
+  }
+
+  __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t heads,
+                               int32_t chunk) {
+    constexpr uint16_t BLOCK = 32 / sizeof(T);
+    DataCopy(out_[head * S::LATENT + chunk * COLUMNS], out,
+             DataCopyParams(heads, COLUMNS / BLOCK, 0, (S::LATENT - COLUMNS) / BLOCK));
+    if (chunk > 0) return;
+    DataCopyPad(maxima_[head], ub(PEAK, 8), DataCopyExtParams(1, heads * 4, 0, 0, 0));
+    DataCopyPad(totals_[head], ub(TOTAL, 8), DataCopyExtParams(1, heads * 4, 0, 0, 0));
+  }
+
+  const Tiling& t_;
+  GlobalTensor<T> out_;
+  GlobalTensor<float> maxima_, totals_, parts_;
+};
+
+}  // namespace sfa

@@ -1,0 +1,120 @@
+// AIV: packed cache rows (512 int8 | 64 BF16 | 4 F32 scales) to BF16 in the workspace.
+//
+// Each AIV of a block unpacks half of a tile's keys, BATCH rows at a time: codes become F16, then
+// F32, times the scale of their 128 columns, then BF16.
+#pragma once
+
+#include "common.h"
+
+namespace sfa {
+
+constexpr int32_t PACKED_BYTES = 656, PACKED_SCALES = 640, SCALED = 128;
+
+template <class T, class S>
+class PackedRows {
+ public:
+  static constexpr int32_t BATCH = 14;
+  static constexpr uint32_t RAW_ROW = (PACKED_BYTES + 31) / 32 * 32;
+  static constexpr uint32_t RAW_BYTES = BATCH * RAW_ROW, ROWS_BYTES = BATCH * S::WIDTH * 2;
+  static constexpr uint32_t WIDE_BYTES = BATCH * S::LATENT * 4;
+  static constexpr uint32_t SCALE_BYTES = BATCH * (32 + 256);
+  static constexpr uint32_t BYTES = RAW_BYTES + ROWS_BYTES + SCALE_BYTES;
+
+  // `at`: BYTES of UB of its own; `wide`: WIDE_BYTES that nobody needs during unpack().
+  __aicore__ inline PackedRows(const Arguments& a, const Tiling& t, uint32_t at, uint32_t wide)
+      : t_(t), keys_(t, a), at_(at), wide_(wide), sub_(int32_t(GetSubBlockIdx())) {
+    packed_.SetGlobalBuffer((__gm__ int8_t*)a.key);
+  }
+
+  __aicore__ inline void begin() {
+    SetFlag<HardEvent::V_MTE2>(RAW_IN);
+    SetFlag<HardEvent::MTE3_V>(ROWS_OUT);
+  }
+  __aicore__ inline void end() {
+    WaitFlag<HardEvent::V_MTE2>(RAW_IN);
+    WaitFlag<HardEvent::MTE3_V>(ROWS_OUT);
+  }
+
+  // This AIV's part of the next `keys` keys of a task, into `rows` [keys][WIDTH].
+  __aicore__ inline void unpack(const Task& task, bool first, int32_t keys,
+                                const GlobalTensor<T>& rows) {
+    if (first) keys_.begin(task);
+    const int32_t half = (keys + 1) / 2, begin = sub_ * half, end = sub_ ? keys : half;
+    skip(begin);
+    for (int32_t at = begin; at < end; at += BATCH)
+      unpack_batch(rows[uint64_t(at) * S::WIDTH], end - at < BATCH ? end - at : BATCH);
+    skip(keys - end);
+    CrossCoreSetFlag<2, PIPE_MTE3>(KEYS_READY);
+  }
+
+ private:
+  enum Event : int32_t { RAW_IN = 4, ROWS_OUT = 2 };
+
+  __aicore__ inline void skip(int32_t count) {
+    keys_.take(count, [](int64_t, int32_t, int32_t) {});
+  }
+  template <class U>
+  __aicore__ inline LocalTensor<U> ub(uint32_t at, uint32_t bytes) const {
+    return LocalTensor<U>(TPosition::VECCALC, at, bytes / sizeof(U));
+  }
+
+  __aicore__ inline void unpack_batch(const GlobalTensor<T>& to, int32_t count) {
+    const LocalTensor<int8_t> raw = ub<int8_t>(at_, RAW_BYTES);
+    WaitFlag<HardEvent::V_MTE2>(RAW_IN);
+    keys_.take(count, [&](int64_t flat, int32_t rows, int32_t at) {
+      const uint32_t gap = rows > 1 ? t_.key_row - PACKED_BYTES : 0;
+      DataCopyPad(raw[at * RAW_ROW], packed_[uint64_t(flat) * t_.key_row],
+                  DataCopyExtParams(rows, PACKED_BYTES, gap, 0, 0), DataCopyPadExtParams<int8_t>());
+    });
+    SetFlag<HardEvent::MTE2_V>(RAW_IN);
+    WaitFlag<HardEvent::MTE2_V>(RAW_IN);
+    WaitFlag<HardEvent::MTE3_V>(ROWS_OUT);
+    widen(raw, count);
+    round(raw, count);
+    SetFlag<HardEvent::V_MTE2>(RAW_IN);
+    SetFlag<HardEvent::V_MTE3>(ROWS_OUT);
+    WaitFlag<HardEvent::V_MTE3>(ROWS_OUT);
+    DataCopy(to, ub<T>(at_ + RAW_BYTES, ROWS_BYTES), count * S::WIDTH);
+    SetFlag<HardEvent::MTE3_V>(ROWS_OUT);
+  }
+
+  // Codes times scales in F32. The F16 step uses the place of the rows that leave.
+  __aicore__ inline void widen(const LocalTensor<int8_t>& raw, int32_t count) {
+    constexpr uint32_t RAW_STRIDE = RAW_ROW / 32, HALF_STRIDE = S::LATENT * 2 / 32;
+    const LocalTensor<half> codes = ub<half>(at_ + RAW_BYTES, ROWS_BYTES);
+    const LocalTensor<float> wide = ub<float>(wide_, WIDE_BYTES);
+    const LocalTensor<float> scales = ub<float>(at_ + RAW_BYTES + ROWS_BYTES, BATCH * 32);
+    const LocalTensor<float> spread = ub<float>(at_ + RAW_BYTES + ROWS_BYTES + BATCH * 32, BATCH * 256);
+    for (int32_t at = 0; at < S::LATENT; at += 128)
+      Cast(codes[at], raw[at], RoundMode::CAST_NONE, 128, count,
+           UnaryRepeatParams(1, 1, HALF_STRIDE, RAW_STRIDE));
+    Copy(scales, raw[PACKED_SCALES].template ReinterpretCast<float>(), 8, count,
+         CopyRepeatParams(1, 1, 1, RAW_STRIDE));
+    PipeBarrier<PIPE_V>();
+    Cast(wide, codes, RoundMode::CAST_NONE, count * S::LATENT);
+    Brcb(spread, scales, count, BrcbRepeatParams(1, 8));
+    PipeBarrier<PIPE_V>();
+    for (int32_t at = 0; at < S::LATENT; at += 64)
+      Mul(wide[at], wide[at], spread[at / SCALED * 8], 64, count,
+          BinaryRepeatParams(1, 1, 0, S::LATENT / 8, S::LATENT / 8, 8));
+    PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline void round(const LocalTensor<int8_t>& raw, int32_t count) {
+    constexpr uint32_t OUT_STRIDE = S::WIDTH * 2 / 32;
+    const LocalTensor<T> rows = ub<T>(at_ + RAW_BYTES, ROWS_BYTES);
+    for (int32_t at = 0; at < S::LATENT; at += 64)
+      Cast(rows[at], ub<float>(wide_, WIDE_BYTES)[at], RoundMode::CAST_RINT, 64, count,
+           UnaryRepeatParams(1, 1, OUT_STRIDE, S::LATENT / 8));
+    Copy(rows[S::LATENT], raw[S::LATENT].template ReinterpretCast<T>(), S::ROPE, count,
+         CopyRepeatParams(1, 1, OUT_STRIDE, RAW_ROW / 32));
+  }
+
+  const Tiling& t_;
+  Keys keys_;
+  GlobalTensor<int8_t> packed_;
+  const uint32_t at_, wide_;
+  const int32_t sub_;
+};
+
+}  // namespace sfa
