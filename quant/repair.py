@@ -18,8 +18,10 @@ from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.quant.destination import locked
 from glm5_ascend.quant.files import refusals, sha256_of
 from glm5_ascend.quant.journal import MANIFEST
+from glm5_ascend.quant.repair_draft import RepairPlan
 from glm5_ascend.quant.repair_files import BACKUP, Backup, add, rewrite
-from glm5_ascend.quant.repair_plan import CONFIG, RepairPlan, make_plan
+from glm5_ascend.quant.repair_mends import CONFIG
+from glm5_ascend.quant.repair_plan import make_plan
 from glm5_ascend.verify.check import check_headers
 from glm5_ascend.verify.findings import Finding
 

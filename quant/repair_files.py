@@ -19,7 +19,7 @@ from glm5_ascend.checkpoint_writer import write_bytes, write_pieces
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files import open_regular
 from glm5_ascend.quant.files import read_bytes, refusals
-from glm5_ascend.quant.repair_plan import NewTensor
+from glm5_ascend.quant.repair_draft import NewTensor
 
 BACKUP = "repair_backup"
 JOURNAL = "journal.json"

@@ -13,7 +13,7 @@ from glm5_ascend.quant.convert import as_bytes, convert, read_matrix
 from glm5_ascend.quant.folding import fold_of
 from glm5_ascend.quant.packing import unpack_rows
 from glm5_ascend.quant.recipe import Choices, DtypeName, Step, recycled_step, steps
-from glm5_ascend.quant.repair_plan import Bytes, Draft, NewTensor
+from glm5_ascend.quant.repair_draft import Bytes, Draft, NewTensor
 from glm5_ascend.quant.rotation import on_columns, recycled_state
 from glm5_ascend.quant.verify_source import Comparison
 from glm5_ascend.quant.verify_values import Codes, Values, expected_bias

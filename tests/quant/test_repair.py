@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from glm5_ascend.cli import cli
 from glm5_ascend.engine_releases import find_release
 from glm5_ascend.quant.repair import RepairOptions, RepairReport, run
-from glm5_ascend.quant.repair_plan import MENDS
+from glm5_ascend.quant.repair_mends import MENDS
 from glm5_ascend.quant.verify import VerifyOptions
 from glm5_ascend.quant.verify import run as verify
 from glm5_ascend.verify.rules import RULES
