@@ -18,7 +18,7 @@ from torch import Tensor
 from glm5_ascend.ops.emulator.build import Kernel, Library, build
 from glm5_ascend.ops.emulator.launch import Buffer, Options, inputs, launch, output, workspace
 from glm5_ascend.ops.emulator.report import Report
-from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
 
 SOURCE = Path(__file__).resolve().parent / "ascendc" / "kernels.cpp"
@@ -116,12 +116,12 @@ def forward(
     """(int32 [rows, sparse_count], F32 [0]) of query [rows, H, 128], key [flat rows, 128].
 
     Raises:
-        ArgumentError: what the kernel does not take (see the top of the file), or values.
+        Declined: what the kernel does not take (see the top of the file), or values.
         KernelHazard: the emulator found a fault of the kernel.
         BackendUnavailable: no compiler.
     """
     if return_value:
-        raise ArgumentError(
+        raise Declined(
             "backend 'emulated' returns no values", "choose backend 'cpu' or 'reference'"
         )
     call = Call(query, key, weights, requests, keys, sparse_count, causal, sorted)
@@ -226,8 +226,8 @@ def _check(call: Call, tiles: Tiles) -> None:
         raise _declined(f"at most {_MOST_KEYS} keys per request")
 
 
-def _declined(needs: str) -> ArgumentError:
-    return ArgumentError(
+def _declined(needs: str) -> Declined:
+    return Declined(
         f"backend 'emulated' needs {needs}", "choose backend 'cpu' or 'reference'"
     )
 

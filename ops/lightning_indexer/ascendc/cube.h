@@ -11,13 +11,13 @@ namespace lightning_indexer {
 // The units of a block in the order in which the AIC takes them.
 class Units {
  public:
-  __aicore__ Units(const Work& work, Span share, int32_t step)
-      : segments_(work, share, step), step_(step) {}
+  __aicore__ Units(const Work& work, const Shares& shares, int32_t block, int32_t step)
+      : segments_(work, shares, block, step), step_(step) {}
 
   __aicore__ bool next() {
     if (++unit < end_) return true;
     const Segment& s = segments_.segment;
-    if (open_ && vector_ == 0 && s.group.halved() && enter(1)) return true;
+    if (open_ && vector_ == 0 && s.halved && enter(1)) return true;
     if (open_ && ++step < s.steps) return enter(0);
     open_ = segments_.next();
     if (!open_) return false;
@@ -31,7 +31,7 @@ class Units {
   __aicore__ bool last_of_step() const {
     const Segment& s = segments_.segment;
     if (unit + 1 < end_) return false;
-    return vector_ == 1 || !s.group.halved() || s.part[1].begin + step * step_ >= s.part[1].end;
+    return vector_ == 1 || !s.halved || s.part[1].begin + step * step_ >= s.part[1].end;
   }
   __aicore__ bool last_of_segment() const {
     return step + 1 == segments_.segment.steps && last_of_step();
@@ -84,8 +84,10 @@ class CubeSide {
   static constexpr int32_t QUERY_EVENT = RING, L0A_EVENT = 2;
   static_assert(QUERY_EVENT < 6, "events");
 
-  __aicore__ CubeSide(const Work& work, Span share, const CubeInputs& inputs)
-      : work_(work), share_(share), total_(share.end - share.begin) {
+  __aicore__ CubeSide(const Work& work, const Shares& shares, const CubeInputs& inputs)
+      : work_(work), shares_(shares), block_(int32_t(GetBlockIdx())) {
+    const Span share = shares.of(block_);
+    total_ = share.end - share.begin;
     query_.SetGlobalBuffer((__gm__ T*)inputs.query);
     key_.SetGlobalBuffer((__gm__ T*)inputs.key);
     table_.SetGlobalBuffer((__gm__ int32_t*)inputs.table);
@@ -99,7 +101,7 @@ class CubeSide {
   }
 
   __aicore__ void run() {
-    Units ahead(work_, share_, Tiles::STEP), units(work_, share_, Tiles::STEP);
+    Units ahead(work_, shares_, block_, Tiles::STEP), units(work_, shares_, block_, Tiles::STEP);
     int32_t loaded = 0;
     for (int32_t i = 0; i < total_; ++i) {
       for (; loaded < total_ && loaded < i + RING; ++loaded) {
@@ -140,7 +142,9 @@ class CubeSide {
       done += count;
     }
     if (n < height) {
-      InitConstValue(to[n * C0], InitConstValueParams<T>(COLUMNS, height - n, n, T{}));
+      // In units of 32 bytes; no bytes, hence the other type.
+      InitConstValue(to[n * C0].template ReinterpretCast<half>(),
+                     InitConstValueParams<half>(COLUMNS, height - n, n, half(0)));
     }
     SetFlag<HardEvent::MTE2_MTE1>(slot);
   }
@@ -169,7 +173,7 @@ class CubeSide {
     const Segment& s = u.segment();
     const int32_t slot = i % RING, half = i % 2;
     const int32_t m = rows(s), n = round_up(keys(u), 16);
-    const int32_t product = s.group.halved() ? work_.tiling.heads : m;
+    const int32_t product = s.halved ? work_.tiling.heads : m;
     const LocalTensor<T> a = a_buffer_.template Get<T>();
     const LocalTensor<T> b = b_buffer_.template Get<T>()[half * UNIT * DIM];
     const LocalTensor<Score> c = c_buffer_.template Get<Score>()[half * MOST_ROWS * UNIT];
@@ -195,8 +199,9 @@ class CubeSide {
   }
 
   const Work& work_;
-  const Span share_;
-  const int32_t total_;  // units
+  const Shares& shares_;
+  const int32_t block_;
+  int32_t total_;  // units
   int32_t steps_ = 0;
   GlobalTensor<T> query_, key_;
   GlobalTensor<int32_t> table_;

@@ -15,8 +15,7 @@ __aicore__ inline void run(GM_ADDR query, GM_ADDR key, GM_ADDR weights, GM_ADDR 
   const Work work(tiling, query_lengths, key_lengths, Tiles::UNIT);
   const Shares shares(work);
   if ASCEND_IS_AIC {
-    CubeSide<T, Score, Tiles> cube(work, shares.of(int32_t(GetBlockIdx())),
-                                   {query, key, table, products});
+    CubeSide<T, Score, Tiles> cube(work, shares, {query, key, table, products});
     cube.run();
   } else {
     VectorSide<Score, Tiles> vector(work, shares,

@@ -22,9 +22,8 @@ class Merge {
   }
 
   __aicore__ int32_t parts(const Group& group) const {
-    const int32_t blocks =
-        shares_.block_of(group.base + group.units - 1) - shares_.block_of(group.base) + 1;
-    return group.halved() ? VECTORS * blocks : blocks;
+    const Span blocks = shares_.blocks(group);
+    return (blocks.end - blocks.begin) * (shares_.halves(group) ? VECTORS : 1);
   }
   __aicore__ int32_t most_parts() const {
     int32_t most = 1;
@@ -35,7 +34,6 @@ class Merge {
   // The list of this AIV's part.
   __aicore__ void store(const Segment& s, int32_t row, const LocalTensor<float>& list,
                         int32_t size) const {
-    if (size == 0) return;
     const int32_t block = int32_t(GetBlockIdx()) / VECTORS, vector = int32_t(GetSubBlockIdx());
     SetFlag<HardEvent::V_MTE3>(EVENT_ID1);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID1);
@@ -58,6 +56,7 @@ class Merge {
       lengths[lists++] = uint16_t(size);
       total += size;
     }
+    if (lists == 0) return -1;
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
     const int32_t size = smaller(total, work_.tiling.count);
@@ -79,7 +78,7 @@ class Merge {
   __aicore__ int32_t part(const Segment& s) const {
     const int32_t block =
         int32_t(GetBlockIdx()) / VECTORS - shares_.block_of(s.group.base);
-    return s.group.halved() ? VECTORS * block + int32_t(GetSubBlockIdx()) : block;
+    return s.halved ? VECTORS * block + int32_t(GetSubBlockIdx()) : block;
   }
 
  private:
@@ -87,23 +86,23 @@ class Merge {
     return ((int64_t(block) * 2 + slot) * VECTORS + vector) * ROWS_PER_VECTOR * LIST + row * LIST;
   }
   __aicore__ Segment segment(const Group& group, int32_t p) const {
-    const int32_t block =
-        shares_.block_of(group.base) + (group.halved() ? p / VECTORS : p);
-    return segment_of(group, shares_.of(block), Tiles::STEP);
+    return segment_of(group, shares_, block(group, p), Tiles::STEP);
+  }
+  __aicore__ int32_t block(const Group& group, int32_t p) const {
+    return shares_.block_of(group.base) + (shares_.halves(group) ? p / VECTORS : p);
   }
 
   // Loads the list of parts first to end - 1, which lies where part `first` has its own.
   __aicore__ int32_t load(const Group& group, int32_t first, int32_t end, int32_t row,
                           int32_t seen, int32_t number) const {
-    const int32_t vector = group.halved() ? first % VECTORS : int32_t(GetSubBlockIdx());
     const Segment s = segment(group, first), last = segment(group, end - 1);
-    const int32_t from = s.part[group.halved() ? first % VECTORS : 0].begin;
-    const int32_t until = last.part[group.halved() ? (end - 1) % VECTORS : 0].end;
+    const int32_t from = s.part[first % VECTORS].begin;
+    const int32_t until = last.part[(end - 1) % VECTORS].end;
     const int32_t size =
         smaller(work_.tiling.count, smaller(seen, until * UNIT) - smaller(seen, from * UNIT));
     if (size == 0) return 0;
-    const int32_t block = shares_.block_of(group.base + s.units.begin);
-    DataCopy(ub_.pieces[number * LIST], lists_[place(block, s.slot, vector, row)],
+    const int32_t vector = s.halved ? first % VECTORS : int32_t(GetSubBlockIdx());
+    DataCopy(ub_.pieces[number * LIST], lists_[place(block(group, first), s.slot, vector, row)],
              round_up(2 * size, 8));
     return size;
   }

@@ -37,8 +37,6 @@ struct Group {
   int32_t units;  // those that the last row sees
 
   __aicore__ int32_t visible(int32_t row) const { return larger(0, seen + more * row); }
-  // One row: the AIVs of a block halve its keys. More rows: they share out the rows.
-  __aicore__ bool halved() const { return rows == 1; }
 };
 
 // Lengths and sizes, which do not depend on the core.
@@ -124,6 +122,15 @@ class Shares {
   __aicore__ int32_t block_of(int32_t unit) const {
     return int32_t(((int64_t(unit) + 1) * blocks_ - 1) / total_);
   }
+  __aicore__ Span blocks(const Group& group) const {
+    return {block_of(group.base), block_of(group.base + group.units - 1) + 1};
+  }
+  // The AIVs of a block halve the keys of a single row that several blocks share. More rows, they
+  // share out; a row of one block goes to one of them.
+  __aicore__ bool halves(const Group& group) const {
+    const Span all = blocks(group);
+    return group.rows == 1 && all.end - all.begin > 1;
+  }
 
  private:
   __aicore__ int32_t first(int32_t block) const {
@@ -137,22 +144,24 @@ class Shares {
 struct Segment {
   Group group;
   Span units;
-  Span part[VECTORS];  // of each AIV; all of them where the AIVs share out the rows
+  Span part[VECTORS];  // of each AIV; all of them where the AIVs do not halve them
+  bool halved;
   int32_t steps;
-  bool whole;          // no other block has units of the group
   int32_t slot;        // of its partial lists: 0 if it begins where the block's share begins
 };
 
-__aicore__ inline Segment segment_of(const Group& group, Span share, int32_t step) {
+__aicore__ inline Segment segment_of(const Group& group, const Shares& shares, int32_t block,
+                                     int32_t step) {
+  const Span share = shares.of(block);
   Segment s;
   s.group = group;
+  s.halved = shares.halves(group);
   s.units = {larger(share.begin, group.base) - group.base,
              smaller(share.end, group.base + group.units) - group.base};
   const int32_t middle = s.units.begin + (s.units.end - s.units.begin + 1) / 2;
-  s.part[0] = {s.units.begin, group.halved() ? middle : s.units.end};
-  s.part[1] = {group.halved() ? middle : s.units.begin, s.units.end};
+  s.part[0] = {s.units.begin, s.halved ? middle : s.units.end};
+  s.part[1] = {s.halved ? middle : s.units.begin, s.units.end};
   s.steps = (s.part[0].end - s.part[0].begin + step - 1) / step;
-  s.whole = s.units.begin == 0 && s.units.end == group.units;
   s.slot = group.base + s.units.begin == share.begin ? 0 : 1;
   return s;
 }
@@ -160,15 +169,15 @@ __aicore__ inline Segment segment_of(const Group& group, Span share, int32_t ste
 // The segments of a block.
 class Segments {
  public:
-  __aicore__ Segments(const Work& work, Span share, int32_t step)
-      : groups_(work), share_(share), step_(step) {}
+  __aicore__ Segments(const Work& work, const Shares& shares, int32_t block, int32_t step)
+      : groups_(work), shares_(shares), share_(shares.of(block)), block_(block), step_(step) {}
 
   __aicore__ bool next() {
     while (groups_.next()) {
       const Group& group = groups_.group;
       if (group.base >= share_.end) return false;
       if (group.base + group.units > share_.begin) {
-        segment = segment_of(group, share_, step_);
+        segment = segment_of(group, shares_, block_, step_);
         return true;
       }
     }
@@ -179,8 +188,9 @@ class Segments {
 
  private:
   Groups groups_;
-  Span share_;
-  int32_t step_;
+  const Shares& shares_;
+  const Span share_;
+  const int32_t block_, step_;
 };
 
 }  // namespace lightning_indexer

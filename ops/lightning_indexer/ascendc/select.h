@@ -18,7 +18,6 @@ class Selection {
     // Instructions read whole blocks, beyond what was written.
     Duplicate(ub.places, 0, ROWS_PER_VECTOR * TOP);
     Duplicate(ub.kept, LOWEST, ROWS_PER_VECTOR * LIST);
-    PipeBarrier<PIPE_V>();
   }
 
   __aicore__ LocalTensor<float> best(int32_t row) const { return ub_.kept[row * LIST]; }
@@ -28,7 +27,6 @@ class Selection {
   __aicore__ void begin(int32_t row) {
     rows_[row] = {};
     Duplicate(ub_.values[row * TOP], LOWEST, TOP);
-    PipeBarrier<PIPE_V>();
   }
 
   // ub.scores holds n scores of positions first, first + 1, …, none of them NaN, then -infinity.

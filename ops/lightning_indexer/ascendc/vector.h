@@ -14,7 +14,8 @@ class VectorSide {
   __aicore__ VectorSide(const Work& work, const Shares& shares, const ScoreInputs& inputs,
                         GM_ADDR lists, GM_ADDR indices)
       : work_(work),
-        share_(shares.of(int32_t(GetBlockIdx()) / VECTORS)),
+        shares_(shares),
+        block_(int32_t(GetBlockIdx()) / VECTORS),
         vector_(int32_t(GetSubBlockIdx())),
         ub_(pipe_),
         selection_(ub_, work.tiling.count),
@@ -26,11 +27,12 @@ class VectorSide {
     empty_rows();
     expect();
     const int32_t most = merge_.most_parts();
-    for (Segments segments(work_, share_, STEP); segments.next();) {
+    for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
       const Segment& s = segments.segment;
       select(s);
       const bool shared = merge_.parts(s.group) > 1;
       for (int32_t i = 0; i < rows(s); ++i) {
+        if (selection_.size(i) == 0) continue;
         if (shared) {
           merge_.store(s, i, selection_.best(i), selection_.size(i));
         } else {
@@ -40,7 +42,7 @@ class VectorSide {
     }
     for (int32_t stride = 1; stride < most; stride *= 4) {
       SyncAll();
-      for (Segments segments(work_, share_, STEP); segments.next();) {
+      for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
         merge_level(segments.segment, stride);
       }
     }
@@ -49,10 +51,11 @@ class VectorSide {
  private:
   // Rows of the group that are this AIV's.
   __aicore__ int32_t first_row(const Segment& s) const {
-    return s.group.halved() || vector_ == 0 ? 0 : (s.group.rows + 1) / 2;
+    return s.group.rows == 1 || vector_ == 0 ? 0 : (s.group.rows + 1) / 2;
   }
   __aicore__ int32_t rows(const Segment& s) const {
-    if (s.group.halved()) return 1;
+    if (s.halved) return 1;
+    if (s.group.rows == 1) return s.group.first % VECTORS == vector_ ? 1 : 0;
     return vector_ == 0 ? (s.group.rows + 1) / 2 : s.group.rows / 2;
   }
   __aicore__ int32_t keys(const Segment& s, int32_t step) const {
@@ -84,12 +87,12 @@ class VectorSide {
 
   __aicore__ void expect() {
     int32_t tiles = 0, pieces = 0;
-    for (Segments segments(work_, share_, STEP); segments.next();) {
+    for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
       const Segment& s = segments.segment;
       steps_left_ += s.steps;
       const Span part = s.part[vector_];
       const int32_t mine = (part.end - part.begin + STEP - 1) / STEP;
-      tiles += mine;
+      tiles += rows(s) > 0 ? mine : 0;
       pieces += mine * rows(s) * (work_.tiling.heads / Buffers<Tiles>::HEADS);
     }
     scores_.expect(tiles, pieces);
@@ -97,14 +100,14 @@ class VectorSide {
 
   __aicore__ void select(const Segment& s) {
     const int32_t heads = work_.tiling.heads, first = first_row(s);
-    scores_.load_weights(s.group.first + first, rows(s));
+    if (rows(s) > 0) scores_.load_weights(s.group.first + first, rows(s));
     for (int32_t i = 0; i < rows(s); ++i) selection_.begin(i);
     for (int32_t step = 0; step < s.steps; ++step, ++steps_) {
       CrossCoreWaitFlag(READY);
       const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * STEP) * UNIT;
-      if (n > 0) {
+      if (n > 0 && rows(s) > 0) {
         if constexpr (Scores<Score, Tiles>::QUANT) scores_.load_scales(s.group, position, n);
-        const int32_t buffer_row = s.group.halved() ? vector_ * heads : first * heads;
+        const int32_t buffer_row = s.halved ? vector_ * heads : first * heads;
         const int64_t at =
             steps_ % Tiles::BUFFERS * Tiles::SCORES + int64_t(buffer_row) * KEYS;
         for (int32_t i = 0; i < rows(s); ++i) {
@@ -134,7 +137,8 @@ class VectorSide {
   }
 
   const Work& work_;
-  const Span share_;
+  const Shares& shares_;
+  const int32_t block_;
   const int32_t vector_;
   TPipe pipe_;
   Buffers<Tiles> ub_;
