@@ -141,6 +141,9 @@ def cli() -> None:
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
+@click.option(
+    "--hash-source", is_flag=True, help="Put the SHA-256 of each file of SRC into the manifest."
+)
 @click.option("--dry-run", is_flag=True, help="Print plan, sizes, time, memory and disk only.")
 @click.option(
     "--rate",
@@ -495,6 +498,45 @@ def emulate(target: str, as_json: bool, **options: Any) -> int:
     outcome = run(Path(target), **options)
     console.emit(outcome.as_dict(), outcome.as_text(), as_json=as_json)
     return int(ExitCode.DONE if outcome.passed else ExitCode.INPUT)
+
+
+@ops_group.command(short_help="Model an AscendC kernel's time on a chip.")
+@click.argument("operator", metavar="OP")
+@click.option("--shape", default="", help="Sizes such as b=1,q=1,s=65536; others by default.")
+@click.option(
+    "--chip",
+    default="910c",
+    show_default=True,
+    type=click.Choice(["910b2", "910b3", "910b4", "910c"]),
+    help="One die of it.",
+)
+@click.option("--timeline", type=_DIRECTORY, help="Draw the pipes over time into this SVG file.")
+@click.option(
+    "--limit",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Seconds of emulation above which smaller shapes stand in.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def cost(
+    operator: str, shape: str, chip: str, timeline: Path | None, limit: float, as_json: bool
+) -> int:
+    """Predict the time of an operator's kernel: per pipe, bound, and distance to the floors.
+
+    The kernel runs on the emulator; its instructions are then replayed at the chip's rates. Nothing
+    is measured. ops/emulator/README.md has the model, its sources and what it leaves out.
+
+    \b
+    Example:
+      glm5-ascend ops cost lightning_indexer --shape b=1,q=1,s=65536 --chip 910c
+    """
+    _require("ops cost", torch="cpu")
+    from glm5_ascend.ops.emulator.cost_command import cost as run
+
+    result = run(operator, shape, chip, timeline, limit)
+    console.emit(result.as_dict(), result.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)
 
 
 @cli.command(short_help="Show quantising and serving on the small model.")

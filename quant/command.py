@@ -30,6 +30,7 @@ class QuantizeOptions:
         resume: continue an interrupted run of the same job.
         overwrite: replace the output of an earlier run.
         shard_bytes: limit of one output file; None decides from the size of the model.
+        hash_source: put the SHA-256 of each source file into the manifest, which reads it again.
     """
 
     source: Path
@@ -42,6 +43,7 @@ class QuantizeOptions:
     resume: bool = False
     overwrite: bool = False
     shard_bytes: int | None = None
+    hash_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def run(options: QuantizeOptions) -> Summary:
         with ready:
             resumed = len(journal.done)
             stream.write_weights(source, plan, journal, options.workers)
-            stream.finish(source, texts, journal)
+            stream.finish(source, texts, journal, hash_source=options.hash_source)
     except KeyboardInterrupt as error:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
         raise KeyboardInterrupt(f"{done}; the same command with --resume continues") from error

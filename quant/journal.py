@@ -91,16 +91,20 @@ def resumable(directory: Path) -> Journal | None:
     if document is None:
         return None
     written, weights = document.pop("written", None), document.pop("weights", None)
-    document.pop("texts", None)
+    for key in ("texts", "source_sha256", "repaired"):
+        document.pop(key, None)
     return _parse(directory, MANIFEST, document, written, weights)
 
 
-def write_manifest(journal: Journal, texts: Mapping[str, bytes]) -> None:
+def write_manifest(
+    journal: Journal, texts: Mapping[str, bytes], sources: Mapping[str, str]
+) -> None:
     """Write what was made from what: job, sizes and SHA-256 of every file.
 
     Args:
         journal: the finished job.
         texts: content of the files beside the weights.
+        sources: SHA-256 of each source file; empty if they were not hashed.
     """
     small = {
         name: FileRecord(len(content), hashlib.sha256(content).hexdigest())
@@ -112,6 +116,8 @@ def write_manifest(journal: Journal, texts: Mapping[str, bytes]) -> None:
         "weights": {name: asdict(journal.done[name]) for name in sorted(journal.done)},
         "texts": {name: asdict(record) for name, record in sorted(small.items())},
     }
+    if sources:
+        document["source_sha256"] = dict(sources)
     write_text(journal.directory / MANIFEST, json.dumps(document, indent=1) + "\n")
 
 

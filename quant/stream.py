@@ -14,7 +14,7 @@ from glm5_ascend.checkpoint_writer import write_bytes
 from glm5_ascend.console import note, progress
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
-from glm5_ascend.quant.files import names_in, refusals
+from glm5_ascend.quant.files import names_in, refusals, sha256_of
 from glm5_ascend.quant.identity import describe_job, require_unchanged
 from glm5_ascend.quant.journal import JOURNAL, Journal, write_manifest
 from glm5_ascend.quant.plan import Plan, make_plan
@@ -72,15 +72,26 @@ def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> N
         )
 
 
-def finish(source: Path, texts: Mapping[str, bytes], journal: Journal) -> None:
+def finish(
+    source: Path, texts: Mapping[str, bytes], journal: Journal, *, hash_source: bool = False
+) -> None:
     """Write everything that makes the directory a checkpoint, then drop the journal.
+
+    ``hash_source`` puts the SHA-256 of each source file into the manifest.
 
     Raises:
         CheckpointError: the source changed since the run began; nothing is written then.
     """
+    digests = _source_digests(source) if hash_source else {}
     require_unchanged(source, journal.job)
     for name, content in texts.items():
         write_bytes(journal.directory / name, content)
-    write_manifest(journal, texts)
+    write_manifest(journal, texts, digests)
     with refusals(f"remove {journal.directory / JOURNAL}", "remove this file"):
         (journal.directory / JOURNAL).unlink()
+
+
+def _source_digests(source: Path) -> dict[str, str]:
+    files = sorted(source.glob("*.safetensors"))
+    with progress("hashing the source", sum(file.stat().st_size for file in files)) as advance:
+        return {file.name: sha256_of(file, advance) for file in files}

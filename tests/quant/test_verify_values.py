@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -282,6 +283,19 @@ def test_manifest_says_what_was_made_from_what(w4a8: Path, source: Path) -> None
     assert set(document["sources"]) == {file.name for file in source.glob("*.safetensors")}
     listed = set(document["weights"]) | set(document["texts"])
     assert listed | {"quantize_manifest.json"} == {file.name for file in w4a8.iterdir()}
+
+
+def test_source_files_are_hashed_on_demand(source: Path, w8a8: Path, tmp_path: Path) -> None:
+    assert "source_sha256" not in json.loads((w8a8 / "quantize_manifest.json").read_text())
+    out = quantize(source, tmp_path / "out", "w8a8", hash_source=True)
+    wanted = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in source.glob("*.safetensors")
+    }
+    document = json.loads((out / "quantize_manifest.json").read_text())
+    assert document["source_sha256"] == wanted
+    assert verify(out, manifest=True).findings == []
+    assert quantize(source, out, "w8a8", resume=True) == out
 
 
 def test_command_reads_values(w4a8: Path, source: Path, tmp_path: Path) -> None:
