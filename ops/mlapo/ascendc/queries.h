@@ -1,0 +1,66 @@
+// Stage of the AIVs behind the second product: tiles of some heads of a token.
+#pragma once
+
+#include "worker.h"
+
+namespace mlapo {
+
+template <class W>
+__aicore__ inline void load_heads(W& w, int32_t group, int32_t tile) {
+  using S = typename W::SumB;
+  const int32_t across = w.t.heads / w.t.tile_heads, row = tile / across;
+  const int32_t n = w.t.tile_heads * w.width, column = tile % across * n;
+  const int64_t slot = int64_t(group % UP_SLOTS) * w.t.group + row, token = w.first(group) + row;
+  const auto input = w.buffers.open_input();
+  DataCopy(input.template ReinterpretCast<S>(),
+           w.template gm<S>(w.a.workspace + w.t.up_at, slot * w.t.heads * w.width + column), n);
+  if (W::INT8_B) {
+    DataCopy(input[W::Tiles::VALUES * 4].template ReinterpretCast<float>(),
+             w.template gm<float>(w.a.up_scale, column), n);
+    if (w.latent_point.is_static)
+      DataCopy(input[W::Tiles::VALUES * 8].template ReinterpretCast<int32_t>(),
+               w.template gm<int32_t>(w.a.up_bias, column), n);
+    else
+      w.load_block(w.extra(input, W::ROW_SCALE), w.a.latent_scale, token);
+  }
+  w.load_angles(input, token);
+  w.buffers.input_filled();
+}
+
+// Unrotated parts for W_UK, by head; rotated parts to the result.
+template <class W>
+__aicore__ inline void queries(W& w, int32_t group) {
+  using T = typename W::T;
+  using S = typename W::SumB;
+  const int32_t tiles = w.tiles(group), heads = w.t.tile_heads, nope = w.t.nope, dims = w.t.rope;
+  const int32_t across = w.t.heads / heads, n = heads * w.width;
+  const auto wide = w.buffers.template wide<float>(0), other = w.buffers.template wide<float>(1);
+  if (w.core < tiles) load_heads(w, group, w.core);
+  for (int32_t tile = w.core; tile < tiles; tile += w.cores) {
+    if (tile + w.cores < tiles) load_heads(w, group, tile + w.cores);
+    const int32_t row = tile / across, head = tile % across * heads;
+    const auto input = w.buffers.take_input();
+    const auto output = w.buffers.open_output();
+    const LocalTensor<T> values = output.template ReinterpretCast<T>();
+    const LocalTensor<T> turned = values[n];
+    const Scaling scaling = {input[W::Tiles::VALUES * 4].template ReinterpretCast<float>(),
+                             input[W::Tiles::VALUES * 8].template ReinterpretCast<int32_t>(),
+                             w.extra(input, W::ROW_SCALE), w.latent_point.is_static};
+    scaled<T, S>(values, wide, input.template ReinterpretCast<S>(), 1, n, scaling);
+    rotated<T>(turned, values[nope], heads, dims, w.width, w.extra(input, W::COS),
+               w.extra(input, W::SIN), wide, other, w.turn);
+    w.buffers.input_read();
+    w.buffers.output_written();
+    const int64_t slot = int64_t(group % NOPE_SLOTS) * w.t.heads + head;
+    DataCopyPad(w.template gm<T>(w.a.workspace + w.t.nope_at, (slot * w.t.group + row) * nope), values,
+                DataCopyExtParams(uint16_t(heads), uint32_t(nope * 2), uint32_t(dims / 16),
+                                  uint32_t((w.t.group - 1) * nope * 2), 0));
+    DataCopy(w.template gm<T>(w.a.query_rope,
+                              (int64_t(w.first(group) + row) * w.t.heads + head) * dims),
+             turned, heads * dims);
+    w.buffers.output_sent();
+    PipeBarrier<PIPE_V>();
+  }
+}
+
+}  // namespace mlapo

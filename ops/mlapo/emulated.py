@@ -1,0 +1,234 @@
+"""The AscendC kernel of MLA pre-processing, run by the emulator.
+
+A launch in which the emulator finds anything has no result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from glm5_ascend.ops.emulator.build import Kernel, Library, build
+from glm5_ascend.ops.emulator.launch import (
+    Buffer,
+    Options,
+    inout,
+    inputs,
+    launch,
+    output,
+    workspace,
+)
+from glm5_ascend.ops.emulator.report import Report
+from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.mlapo.arguments import Inputs, Linear, Outputs, Static
+from glm5_ascend.ops.mlapo.nz import fractal_nz
+
+SOURCE = Path(__file__).parent / "ascendc" / "kernels.cpp"
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+# int8 weights (first product, second product) -> part of the kernel's name.
+_MODES = {(False, False): "", (False, True): "_up", (True, True): "_int8"}
+NAMES = [
+    f"mlapo_{dtype}{mode}{tiles}"
+    for tiles in ("", "_small")
+    for dtype in _DTYPES.values()
+    for mode in _MODES.values()
+]
+# enum Refusal of tiling.h
+_REFUSALS = {
+    1: "takes 1 to 1024 tokens, not {s.tokens}",
+    2: "takes hidden sizes of whole 32-byte blocks up to 7680, not {s.hidden}",
+    3: "takes q_lora sizes of whole 32-byte blocks up to 2048, not {s.q_lora}",
+    4: "takes kv_lora sizes up to 2048 that are multiples of 16, and of 128 beyond 128, not "
+    "{s.kv_lora}",
+    5: "takes nope sizes that are multiples of 16 and rope sizes of 16, 32, 48 and 64, not "
+    "{s.nope} and {s.rope}",
+    6: "takes at most 2688 columns of weight_dq and weight_dkv_kr together, not {columns}",
+    7: "takes at most 65535 columns of weight_uq_qr, not {up}",
+}
+
+
+class Tiling(ctypes.Structure):
+    """``mlapo::Tiling`` of ``ascendc/tiling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("tokens", "hidden", "q_lora", "kv_lora")),
+        *((name, ctypes.c_int32) for name in ("heads", "nope", "rope", "cores", "quantise_x")),
+        *((name, ctypes.c_int32) for name in ("x_static", "latent_static", "keep_latent")),
+        *((name, ctypes.c_float) for name in ("eps_q", "eps_kv")),
+        *((name, ctypes.c_int64) for name in ("kv_row", "kr_row")),
+        *((name, ctypes.c_int32) for name in ("group", "split_k", "tile_heads", "absorb_tile")),
+        *((name, ctypes.c_int64) for name in ("codes_at", "scales_at", "down_at", "up_at")),
+        *((name, ctypes.c_int64) for name in ("nope_at", "workspace")),
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to launch: AICs (None: 4 for small tiles, 24 else), and the emulator's options."""
+
+    blocks: int | None = None
+    options: Options = field(default_factory=lambda: Options(isolated=False, timeout=600.0))
+    small: bool | None = None  # tiles; None: small ones where they take the sizes
+    sanitize: bool = False
+
+
+def forward(inputs: Inputs) -> Outputs:
+    """Queries, and the rows of the caches, of ``inputs.x``; README.md has the kernel's limits.
+
+    Raises:
+        ArgumentError: sizes, dtypes or options that the kernel does not take.
+        KernelHazard: the emulator found a fault.
+    """
+    outputs, report = run(inputs, Setting())
+    report.check("mlapo")
+    return outputs
+
+
+def run(call: Inputs, setting: Setting) -> tuple[Outputs, Report]:
+    """Outputs, and what the emulator reports; caches are written where the report is clean."""
+    _check(call)
+    library = built(setting.sanitize)
+    name, tiling = _plan(call, library, setting)
+    cache_rows = [_rows(cache) for cache in (call.kv_cache, call.kr_cache) if cache is not None]
+    tiling.kv_row, tiling.kr_row = (rows.shape[-1] for rows in cache_rows)
+    results = _results(call)
+    arguments = [*_arguments(call), *_cache_arguments(cache_rows), *results.values()]
+    report = launch(
+        library,
+        name,
+        [*arguments, workspace("workspace", tiling.workspace), tiling],
+        blocks=tiling.cores,
+        options=setting.options,
+    )
+    if report.clean:
+        for target, rows in zip((call.kv_cache, call.kr_cache), cache_rows, strict=True):
+            if target is not None and rows.data_ptr() != target.data_ptr():
+                target.copy_(rows.view(target.shape))
+    return _outputs(call, {key: each.data for key, each in results.items()}), report
+
+
+@cache
+def built(sanitize: bool = False) -> Library:
+    """The kernels, compiled for the emulator."""
+    return build(SOURCE, [Kernel(name, name, "mix12") for name in NAMES], sanitize=sanitize)
+
+
+def _check(call: Inputs) -> None:
+    refused = {
+        f"activations of {call.dtype}; it takes bfloat16 and float16": call.dtype not in _DTYPES,
+        "packed cache rows (kv_cache_quant_mode 3)": call.kr_cache is None,
+        "an int8 query (query_quant_mode 1)": call.quantise_query,
+    }
+    for what, is_refused in refused.items():
+        if is_refused:
+            raise ArgumentError(f"the AscendC kernel of mlapo does not take {what}")
+
+
+def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling]:
+    sizes, mode = call.sizes, (call.down_q.is_int8, call.up_q.is_int8)
+    name = f"mlapo_{_DTYPES[call.dtype]}{_MODES[mode]}"
+    wanted = [True, False] if setting.small is None else [setting.small]
+    for small in wanted:
+        tiling = Tiling(
+            **{key: getattr(sizes, key) for key in ("tokens", "hidden", "q_lora", "kv_lora")},
+            heads=sizes.heads,
+            nope=sizes.nope,
+            rope=sizes.rope,
+            cores=setting.blocks or (4 if small else 24),
+            quantise_x=call.down_q.is_int8 and call.x_scale is None,
+            x_static=call.x_static is not None,
+            latent_static=call.latent_static is not None,
+            keep_latent=call.latent == "float",
+            eps_q=call.eps_q,
+            eps_kv=call.eps_kv,
+        )
+        kernel = name + ("_small" if small else "")
+        code = getattr(library.handle, f"{kernel}_plan")(ctypes.byref(tiling))
+        if code == 0:
+            return kernel, tiling
+    columns, up = sizes.q_lora + sizes.kv_lora + sizes.rope, call.up_q.weight.shape[0]
+    reason = _REFUSALS[code].format(s=sizes, columns=columns, up=up)
+    raise ArgumentError(f"the AscendC kernel of mlapo {reason}")
+
+
+def _arguments(call: Inputs) -> list[Buffer]:
+    sizes = call.sizes
+    return [
+        inputs("x", call.x.contiguous()),
+        inputs("x_scale", _present(call.x_scale)),
+        inputs("x_point", _point(call.x_static)),
+        inputs("latent_point", _point(call.latent_static)),
+        inputs("down", fractal_nz(call.down_q.weight, call.down_kv.weight)),
+        inputs("down_scale", _columns("scale", call.down_q, call.down_kv)),
+        inputs("down_bias", _columns("bias", call.down_q, call.down_kv)),
+        inputs("up", fractal_nz(call.up_q.weight)),
+        inputs("up_scale", _columns("scale", call.up_q)),
+        inputs("up_bias", _columns("bias", call.up_q)),
+        inputs("absorb", fractal_nz(call.absorb.transpose(1, 2))),
+        inputs("gamma_q", call.gamma_q),
+        inputs("gamma_kv", call.gamma_kv),
+        inputs("cos", call.cos.float().contiguous()),
+        inputs("sin", call.sin.float().contiguous()),
+        inputs("slots", call.slots.to(torch.int32).view(sizes.tokens).contiguous()),
+    ]
+
+
+def _columns(what: str, *linears: Linear) -> Tensor:
+    parts = [getattr(linear, what) for linear in linears]
+    return torch.cat(parts) if parts[0] is not None else _nothing()
+
+
+def _point(static: Static | None) -> Tensor:
+    if static is None:
+        return _nothing()
+    return torch.stack((static.scale.float().view(()), static.offset.float().view(())))
+
+
+def _present(x: Tensor | None) -> Tensor:
+    return _nothing() if x is None else x
+
+
+def _nothing() -> Tensor:
+    """What the kernel does not read."""
+    return torch.zeros(1)
+
+
+def _rows(cache: Tensor) -> Tensor:
+    """The cache as rows without gaps; a copy where it has gaps."""
+    return cache.contiguous().view(-1, cache.shape[-1])
+
+
+def _cache_arguments(rows: list[Tensor]) -> list[Buffer]:
+    return [inout(name, each) for name, each in zip(("kv_cache", "kr_cache"), rows, strict=True)]
+
+
+def _results(call: Inputs) -> dict[str, Buffer]:
+    s = call.sizes
+    codes = call.up_q.is_int8
+    latent = s.q_lora if not codes or call.latent == "float" else 0
+    shapes = {
+        "query": ((s.tokens, s.heads, s.kv_lora), call.dtype),
+        "query_rope": ((s.tokens, s.heads, s.rope), call.dtype),
+        "latent": ((s.tokens, latent), call.dtype),
+        "latent_codes": ((s.tokens, s.q_lora if codes else 0), torch.int8),
+        "latent_scale": ((s.tokens, 1), torch.float32),
+    }
+    return {
+        name: output(name, torch.empty(shape, dtype=dtype))
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+def _outputs(call: Inputs, results: dict[str, Tensor]) -> Outputs:
+    scale = results["latent_scale"] if call.latent_static is None else None
+    latent = {
+        "none": (None, None),
+        "float": (results["latent"], None),
+        "int8": (results["latent_codes"], scale),
+    }[call.latent]
+    return Outputs(results["query"], results["query_rope"], None, *latent)
