@@ -20,7 +20,7 @@ ISOLATED = ("faults",)
 
 
 def seen(fault: Fault, options: Options) -> bool:
-    """Whether the fault is found; a race has its line on either side, as the cores happen to run."""
+    """Whether the fault is found; a race has its line on either side, as the cores ran."""
     report, _ = run(fault.kernel, fault.number, options)
     lines = [
         (f.kind, side.site.line)
