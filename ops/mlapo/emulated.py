@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from glm5_ascend.ops.emulator import recording
 from glm5_ascend.ops.emulator.build import Kernel, Library, build
 from glm5_ascend.ops.emulator.launch import (
     Buffer,
@@ -132,14 +133,16 @@ def _check(call: Inputs) -> None:
 def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling]:
     sizes, mode = call.sizes, (call.down_q.is_int8, call.up_q.is_int8)
     name = f"mlapo_{_DTYPES[call.dtype]}{_MODES[mode]}"
-    wanted = [True, False] if setting.small is None else [setting.small]
+    wanted = [False] if recording.costing() else [True, False]
+    if setting.small is not None:
+        wanted = [setting.small]
     for small in wanted:
         tiling = Tiling(
             **{key: getattr(sizes, key) for key in ("tokens", "hidden", "q_lora", "kv_lora")},
             heads=sizes.heads,
             nope=sizes.nope,
             rope=sizes.rope,
-            cores=setting.blocks or (4 if small else 24),
+            cores=setting.blocks or recording.cores(4 if small else 24),
             quantise_x=call.down_q.is_int8 and call.x_scale is None,
             x_static=call.x_static is not None,
             latent_static=call.latent_static is not None,
