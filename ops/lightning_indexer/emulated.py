@@ -8,7 +8,7 @@ its sum; int8 dots are exact. A row's bits depend on its own query token and key
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,8 @@ _DIM, _MOST_KEYS = 128, 1 << 24
 _HEADS = (16, 32, 48, 64)
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "int8"}
 _NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# Units of a block, below which one more block would not pay.
+_LEAST_UNITS = 4
 _EVERY, _PER_REQUEST, _PREFIX_SUMS = 0, 1, 2
 
 
@@ -80,8 +82,8 @@ class Settings:
     """How :func:`select` runs the kernel."""
 
     tiles: Tiles = PRODUCTION
-    blocks: int = CORES
-    options: Options = Options()  # noqa: RUF009
+    blocks: int | None = None  # None: as many as can have work
+    options: Options = field(default_factory=lambda: Options(timeout=600.0))
     sanitize: bool = False
 
 
@@ -162,7 +164,7 @@ def select(call: Call, settings: Settings | None = None) -> tuple[Tensor, Report
 def run(call: Call, settings: Settings) -> tuple[Tensor, Report]:
     """As :func:`select`, with whatever the launch found."""
     _check(call, settings.tiles)
-    tiles, blocks = settings.tiles, settings.blocks
+    tiles, blocks = settings.tiles, settings.blocks or _blocks(call, settings.tiles)
     tiling, lengths = _tiling(call)
     nothing = torch.zeros(16, dtype=torch.int32)
     indices = torch.empty((call.requests.rows, call.count), dtype=torch.int32)
@@ -183,21 +185,33 @@ def run(call: Call, settings: Settings) -> tuple[Tensor, Report]:
     ]
     name = f"lightning_indexer_{_TYPES[call.query.dtype]}{tiles.suffix}"
     report = launch(
-        library(settings.sanitize), name, arguments, blocks=blocks, options=settings.options
+        library(tiles, settings.sanitize), name, arguments, blocks=blocks, options=settings.options
     )
     return indices, report
 
 
 @cache
-def library(sanitize: bool = False) -> Library:
+def library(tiles: Tiles, sanitize: bool = False) -> Library:
     """The compiled kernels."""
-    kernels = [
-        Kernel(name, name, "mix12")
-        for tiles in (PRODUCTION, REDUCED)
-        for each in _TYPES.values()
-        for name in (f"lightning_indexer_{each}{tiles.suffix}",)
-    ]
-    return build(SOURCE, kernels, sanitize=sanitize)
+    names = [f"lightning_indexer_{each}{tiles.suffix}" for each in _TYPES.values()]
+    return build(
+        SOURCE,
+        [Kernel(name, name, "mix12") for name in names],
+        defines=["LIGHTNING_INDEXER_REDUCED"] if tiles == REDUCED else [],
+        sanitize=sanitize,
+    )
+
+
+def _blocks(call: Call, tiles: Tiles) -> int:
+    """Blocks for the most keys that the sizes of the buffers let requests have."""
+    table, groups = call.keys.block_table, -(-call.requests.rows // _group(call.query.shape[1]))
+    most = len(call.key) if table is None else table.shape[1] * call.keys.block_size
+    return max(1, min(CORES, groups * most // (tiles.unit * _LEAST_UNITS)))
+
+
+def _group(heads: int) -> int:
+    """``group_rows`` of ascendc/tiling.h."""
+    return min(4, 128 // heads)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -227,9 +241,7 @@ def _check(call: Call, tiles: Tiles) -> None:
 
 
 def _declined(needs: str) -> Declined:
-    return Declined(
-        f"backend 'emulated' needs {needs}", "choose backend 'cpu' or 'reference'"
-    )
+    return Declined(f"backend 'emulated' needs {needs}", "choose backend 'cpu' or 'reference'")
 
 
 def _tiling(call: Call) -> tuple[Tiling, dict[str, Tensor]]:
@@ -246,7 +258,7 @@ def _tiling(call: Call) -> tuple[Tiling, dict[str, Tensor]]:
     tiling = Tiling(
         len(keys.lengths),
         heads,
-        min(4, 128 // heads),
+        _group(heads),
         call.requests.rows,
         call.count,
         query_form,

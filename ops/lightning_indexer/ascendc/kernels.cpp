@@ -1,4 +1,5 @@
-// Entry points: a type of query and key, with production tiles or reduced ones.
+// Entry points: a type of query and key, with production tiles or, if the
+// macro says so, reduced ones for tests.
 #include "lightning_indexer.h"
 
 #define LIGHTNING_INDEXER(name, T, Score, Tiles)                                              \
@@ -11,9 +12,12 @@
         indices, products, lists, tiling);                                                    \
   }
 
-LIGHTNING_INDEXER(lightning_indexer_bf16, bfloat16_t, float, Production)
-LIGHTNING_INDEXER(lightning_indexer_f16, half, float, Production)
-LIGHTNING_INDEXER(lightning_indexer_int8, int8_t, int32_t, Production)
+#ifdef LIGHTNING_INDEXER_REDUCED
 LIGHTNING_INDEXER(lightning_indexer_bf16_reduced, bfloat16_t, float, Reduced)
 LIGHTNING_INDEXER(lightning_indexer_f16_reduced, half, float, Reduced)
 LIGHTNING_INDEXER(lightning_indexer_int8_reduced, int8_t, int32_t, Reduced)
+#else
+LIGHTNING_INDEXER(lightning_indexer_bf16, bfloat16_t, float, Production)
+LIGHTNING_INDEXER(lightning_indexer_f16, half, float, Production)
+LIGHTNING_INDEXER(lightning_indexer_int8, int8_t, int32_t, Production)
+#endif

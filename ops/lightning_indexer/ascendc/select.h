@@ -18,6 +18,7 @@ class Selection {
     // Instructions read whole blocks, beyond what was written.
     Duplicate(ub.places, 0, ROWS_PER_VECTOR * TOP);
     Duplicate(ub.kept, LOWEST, ROWS_PER_VECTOR * LIST);
+    PipeBarrier<PIPE_V>();
   }
 
   __aicore__ LocalTensor<float> best(int32_t row) const { return ub_.kept[row * LIST]; }
