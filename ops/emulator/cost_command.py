@@ -15,7 +15,7 @@ from glm5_ascend.ops.emulator.timeline import svg
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimate of an operator on a chip. ``picture``: the timeline's file, if one is written."""
+    """The estimate of an operator on a chip; ``picture`` is the timeline's file, if there is one."""
 
     operator: str
     chip: Chip
@@ -69,7 +69,7 @@ class Cost:
             "cubes' peak is reached",
             f"HBM {found.hbm / 1e6:.1f} MB, L2 {found.l2 / 1e6:.1f} MB, workspaces "
             f"{found.workspace / 1e6:.1f} MB",
-            f"launch head, apart: {found.launches} x {LAUNCH_HEAD.value:g} us ({LAUNCH_HEAD.source})",
+            f"launch head, apart: {found.launches} x {LAUNCH_HEAD.value:g} us [{LAUNCH_HEAD.mark}]",
         ]
         if found.workspace > chip.l2_bytes.value:
             lines.append("the workspaces exceed L2, which the model ignores: real time is longer")

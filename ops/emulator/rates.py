@@ -93,7 +93,7 @@ CHIPS = {
 START_UPS = (0.0, 0.5, 1.0)
 MMAD_START = Sourced(60, "D", "cycles: 128 x 128 x 512 takes 2048 + 60")
 ISSUE = Sourced(1, "I", "cycles of S per instruction")
-LAUNCH_HEAD = Sourced(20.5, "D", "microseconds of an empty kernel on all cores of an A2: 20 to 21")
+LAUNCH_HEAD = Sourced(20.5, "D", "us of an empty kernel on all cores of an A2: 20 to 21")
 
 CUBE_K = {
     "b16": Sourced(16, "D", "16 x 16 x 16 per cycle"),
