@@ -28,6 +28,11 @@ VARIABLES: tuple[Variable, ...] = (
         OP_BACKENDS,
     ),
     Variable(
+        "GLM5_ASCEND_ASCENDC_LIBRARY",
+        "",
+        "compiled AscendC kernels (default: where `glm5-ascend ops build` puts them)",
+    ),
+    Variable(
         "GLM5_ASCEND_CPU_ISA",
         "auto",
         "instruction set of the CPU kernels; auto takes the best one that the processor has",

@@ -1,22 +1,26 @@
 """Which backend runs an operator. An explicit request never falls back to another backend.
 
 ``auto`` takes ``GLM5_ASCEND_OP_BACKEND`` when that names a backend, which then counts as an
-explicit request, and otherwise the default of the tensor's device. An operator has a backend when
-its folder has the backend's file; no vendor package is imported to find out.
+explicit request, and otherwise the default of the tensor's device. On an NPU that is the vendor's
+operator where it takes the arguments, which its module's ``refuses`` tells, and ``reference`` on
+the NPU otherwise. An operator has a backend when its folder has the backend's file; no vendor
+package is imported to find out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
+from glm5_ascend.ops.ascendc import library
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.native import compiler
 
@@ -39,18 +43,24 @@ class _Backend(NamedTuple):
     module: str  # file in the operator's folder, without .py
     package: str | None = None  # what has to be installed
     remedy: str = ""
+    device: str | None = None  # type of device of its tensors
+    probe: Callable[[], object] | None = None  # raises BackendUnavailable
 
 
+_IMAGE = "run inside the vllm-ascend image"
 _BACKENDS = {
     "reference": _Backend("reference"),
-    "cpu": _Backend("cpu"),
-    "emulated": _Backend("emulated"),
+    "cpu": _Backend("cpu", device="cpu", probe=lambda: compiler.find()),
+    "emulated": _Backend("emulated", device="cpu", probe=lambda: compiler.find()),
     "triton": _Backend("triton_kernel", "triton", "install glm5-ascend[nvidia]"),
-    "ascendc": _Backend("ascendc", "torch_npu", "run inside the vllm-ascend image"),
-    "torch_npu": _Backend("torch_npu_op", "torch_npu", "run inside the vllm-ascend image"),
+    # Folders ascendc/ hold the kernels, so the module has another name.
+    "ascendc": _Backend("ascendc_npu", "torch_npu", _IMAGE, "npu", lambda: library.find()),
+    "torch_npu": _Backend("torch_npu_op", "torch_npu", _IMAGE, "npu"),
 }
 _VARIABLE = "GLM5_ASCEND_OP_BACKEND"
 _DEVICE_DEFAULT = {"cpu": "cpu", "cuda": "reference", "npu": "reference"}
+# What ``auto`` asks before the default; these have a function ``refuses``.
+_PREFERRED = {"npu": ("torch_npu",)}
 
 
 class Availability(NamedTuple):
@@ -76,18 +86,49 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     if row.reason:
         message = f"backend '{name}' of {operator} is not available: {row.reason}"
         raise BackendUnavailable(message, row.hint)
-    if name == "cpu" and not tensor.is_cpu:
-        raise ArgumentError(f"backend 'cpu' takes CPU tensors, not one on {tensor.device}")
+    wanted = _BACKENDS[name].device
+    if wanted is not None and tensor.device.type != wanted:
+        kind = wanted.upper()
+        raise ArgumentError(f"backend '{name}' takes {kind} tensors, not one on {tensor.device}")
     return name
 
 
 def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
-    """The module of the backend that ``select`` names; it holds the backend's functions.
+    """What holds the functions of the backend that ``select`` names.
+
+    Where ``auto`` chooses by arguments, calling one of its functions does.
 
     Raises:
         BackendUnavailable, ArgumentError: as ``select``.
     """
-    return _module(operator, select(operator, backend, tensor))
+    name = select(operator, backend, tensor)
+    preferred = _PREFERRED.get(tensor.device.type, ())
+    if preferred and backend == "auto" and env.read(_VARIABLE) == "auto":
+        usable = [other for other in preferred if not _look_up(operator, other).reason]
+        if usable:
+            return _Choice([_module(operator, each) for each in (*usable, name)])
+    return _module(operator, name)
+
+
+class _Choice(ModuleType):
+    """Functions of several backends: a call runs on the first one that does not refuse it.
+
+    The last one takes every call; a variant of ``forward`` that it lacks is its ``forward``.
+    """
+
+    def __init__(self, modules: list[ModuleType]) -> None:
+        super().__init__("auto")
+        self._modules = modules
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            *preferred, last = self._modules
+            for module in preferred:
+                if module.refuses(name, *arguments, **options) is None:
+                    return getattr(module, name)(*arguments, **options)
+            return getattr(last, name, last.forward)(*arguments, **options)
+
+        return call
 
 
 def default(device: str, dtype: torch.dtype = torch.float32) -> str:
@@ -118,9 +159,9 @@ def _look_up(operator: str, name: str) -> Availability:
         return Availability(
             operator, name, f"package {backend.package} is not installed", backend.remedy
         )
-    if name in ("cpu", "emulated"):
+    if backend.probe is not None:
         try:
-            compiler.find()
+            backend.probe()
         except BackendUnavailable as missing:
             return Availability(operator, name, missing.message, missing.hint)
     return Availability(operator, name, "", "")

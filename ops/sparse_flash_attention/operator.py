@@ -171,7 +171,10 @@ def _float_kernel(
     if query_rope is not None and key_rope is not None:
         q.append(query_rope.flatten(0, -3))
         k.append(key_rope.flatten(0, -2))
-    out, peak, total = dispatch.load("sparse_flash_attention", backend, query).forward(
+    module = dispatch.load("sparse_flash_attention", backend, query)
+    # `attend`, where a backend has it, is `forward` without maxima and sums.
+    run = module.forward if return_softmax_lse else getattr(module, "attend", module.forward)
+    out, peak, total = run(
         q, k, v, indices, scale_value, block, requests, keys,
         causal=options.get("sparse_mode", 3) == 3,
     )  # fmt: skip
