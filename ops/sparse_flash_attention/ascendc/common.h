@@ -8,18 +8,18 @@ namespace sfa {
 
 using namespace AscendC;
 
-// A tile of TILE keys is BLOCKS pieces of ROWS keys; L1 holds TILES of them. Products of scores
-// take STEP columns of query and key at a time.
-template <int32_t LATENT_, int32_t ROWS_, int32_t BLOCKS_, int32_t TILES_, int32_t STEP_,
+// A tile of TILE keys is BLOCKS pieces of ROWS keys; L1 holds RING pieces. Products of scores take
+// STEP columns of query and key at a time.
+template <int32_t LATENT_, int32_t ROWS_, int32_t BLOCKS_, int32_t RING_, int32_t STEP_,
           bool PACKED_ = false>
 struct Shape {
   static constexpr int32_t LATENT = LATENT_, ROPE = 64, WIDTH = LATENT + ROPE;
-  static constexpr int32_t ROWS = ROWS_, BLOCKS = BLOCKS_, TILES = TILES_, STEP = STEP_;
-  static constexpr int32_t TILE = ROWS * BLOCKS, RING = TILES * BLOCKS;
+  static constexpr int32_t ROWS = ROWS_, BLOCKS = BLOCKS_, RING = RING_, STEP = STEP_;
+  static constexpr int32_t TILE = ROWS * BLOCKS;
   static constexpr int32_t CHUNKS = LATENT / COLUMNS;
   static constexpr bool PACKED = PACKED_;
   static_assert(LATENT % COLUMNS == 0 && ROWS % 16 == 0 && STEP % 16 == 0);
-  static_assert(TILES >= 2 && RING <= 7, "event ids 0 to RING");
+  static_assert(RING >= 2 * BLOCKS && RING <= 7, "two tiles at least; event ids 0 to RING");
 };
 
 // Flags between the cores of a block.

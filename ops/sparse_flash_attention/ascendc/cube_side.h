@@ -23,13 +23,16 @@ class CubeSide {
 
   __aicore__ inline void run() {
     begin();
-    int32_t gathered = 0;
     for (int32_t tile = 0;; ++tile) {
-      const bool more = tile < gathered || gather(gathered);
+      while (gathered_ <= tile && gather()) {
+      }
+      const bool more = tile < gathered_;
       if (more) {
-        if (tile == gathered) ++gathered;
-        if (tiles_[tile % KEPT].first) load_query(tiles_[tile % KEPT], tile > 0);
-        while (gathered < tile + S::TILES - 1 && gather(gathered)) ++gathered;
+        if (tile_of(tile).first) load_query(tile_of(tile), tile > 0);
+        // What L1 has room for: the pieces from the last tile's first one on are in use.
+        const int32_t used = tile_of(tile > 0 ? tile - 1 : tile).piece;
+        while (gathered_ < tile + 2 && pieces_ < used + S::RING && gather()) {
+        }
         make_scores(tile);
       }
       if (tile > 0) make_products(tile - 1);
@@ -55,13 +58,17 @@ class CubeSide {
 
   struct Tile {
     Task task;
-    int32_t keys;
-    bool first;  // of its task
+    int32_t keys = 0, blocks = 0, piece = 0;  // piece: number of its first one
+    bool first = false;                       // of its task
   };
 
-  __aicore__ inline LocalTensor<T> piece(int32_t tile, int32_t block) const {
-    const uint32_t at = QUERY_BYTES + (tile % S::TILES * S::BLOCKS + block) * PIECE * sizeof(T);
-    return LocalTensor<T>(TPosition::B1, at, PIECE);
+  __aicore__ inline Tile& tile_of(int32_t number) { return tiles_[number % KEPT]; }
+  // Place in the ring, and number of the piece's events.
+  __aicore__ inline int32_t place(const Tile& tile, int32_t block) const {
+    return (tile.piece + block) % S::RING;
+  }
+  __aicore__ inline LocalTensor<T> piece(const Tile& tile, int32_t block) const {
+    return LocalTensor<T>(TPosition::B1, QUERY_BYTES + place(tile, block) * PIECE * sizeof(T), PIECE);
   }
   __aicore__ inline LocalTensor<T> l0a(int32_t buffer) const {
     return LocalTensor<T>(TPosition::A2, buffer * L0_BYTES, L0_BYTES / sizeof(T));
@@ -96,60 +103,66 @@ class CubeSide {
     }
   }
 
-  // Starts to load the next tile that has keys into its place of the ring; false: there is none.
-  __aicore__ inline bool gather(int32_t number) {
-    Tile& tile = tiles_[number % KEPT];
-    tile.first = false;
-    tile.keys = 0;
+  // Starts to load the next piece of keys into its place of the ring; false: there is none.
+  __aicore__ inline bool gather() {
     while (true) {
-      if (open_) tile.keys = gather_pieces(number);
-      if (tile.keys > 0) break;
+      if (open_) {
+        Tile& tile = tile_of(gathered_);
+        const int32_t rows = S::PACKED ? load_unpacked(tile) : load_chosen(tile);
+        tile.keys += rows;
+        if (rows > 0) {
+          ++pieces_;
+          if (++tile.blocks == S::BLOCKS || rows < S::ROWS) close_tile();
+          return true;
+        }
+        if (tile.keys > 0) close_tile();
+      }
       open_ = tasks_.next(task_);
       if (!open_) return false;
       keys_.begin(task_);
-      tile.first = true;
+      begin_tile(true);
     }
+  }
+  __aicore__ inline void begin_tile(bool first) {
+    Tile& tile = tile_of(gathered_);
     tile.task = task_;
-    return true;
+    tile.keys = tile.blocks = 0;
+    tile.piece = pieces_;
+    tile.first = first;
+  }
+  __aicore__ inline void close_tile() {
+    ++gathered_;
+    begin_tile(false);
   }
 
-  __aicore__ inline int32_t gather_pieces(int32_t number) {
-    int32_t total = 0;
-    for (int32_t block = 0; block < S::BLOCKS; ++block) {
-      const LocalTensor<T> to = piece(number, block);
-      const int32_t id = number % S::TILES * S::BLOCKS + block;
-      if constexpr (S::PACKED) {
-        const int32_t rows = keys_.take(S::ROWS, [](int64_t, int32_t, int32_t) {});
-        if (rows > 0) load_rows(to, number, block, rows);
-        total += rows;
-        if (rows < S::ROWS) break;
-        continue;
-      }
-      bool waited = false;
-      const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
-        if (!waited) WaitFlag<HardEvent::MTE1_MTE2>(id);
-        waited = true;
-        copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT, t_.key_row);
-        if (t_.width > S::LATENT)
-          copy_rows(to[S::LATENT * S::ROWS + at * 16],
-                    key_rope_[uint64_t(flat) * t_.key_rope_row], count, S::ROPE, t_.key_rope_row);
-      });
-      if (rows > 0) SetFlag<HardEvent::MTE2_MTE1>(id);
-      total += rows;
-      if (rows < S::ROWS) break;
-    }
-    return total;
+  // The next keys of the task from the cache, row by row or by stretches of rows.
+  __aicore__ inline int32_t load_chosen(const Tile& tile) {
+    const LocalTensor<T> to = piece(tile, tile.blocks);
+    const int32_t id = place(tile, tile.blocks);
+    bool waited = false;
+    const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
+      if (!waited) WaitFlag<HardEvent::MTE1_MTE2>(id);
+      waited = true;
+      copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT, t_.key_row);
+      if (t_.width > S::LATENT)
+        copy_rows(to[S::LATENT * S::ROWS + at * 16], key_rope_[uint64_t(flat) * t_.key_rope_row],
+                  count, S::ROPE, t_.key_rope_row);
+    });
+    if (rows > 0) SetFlag<HardEvent::MTE2_MTE1>(id);
+    return rows;
   }
 
   // Rows that the vector side has unpacked.
-  __aicore__ inline void load_rows(const LocalTensor<T>& to, int32_t number, int32_t block,
-                                   int32_t rows) {
-    const int32_t id = number % S::TILES * S::BLOCKS + block;
-    const uint32_t from = (number % ROW_TILES * S::TILE + block * S::ROWS) * S::WIDTH;
-    if (block == 0) CrossCoreWaitFlag(KEYS_READY);
+  __aicore__ inline int32_t load_unpacked(const Tile& tile) {
+    const int32_t rows = keys_.take(S::ROWS, [](int64_t, int32_t, int32_t) {});
+    if (rows == 0) return 0;
+    const int32_t id = place(tile, tile.blocks);
+    const uint32_t from = (gathered_ % ROW_TILES * S::TILE + tile.blocks * S::ROWS) * S::WIDTH;
+    if (tile.blocks == 0) CrossCoreWaitFlag(KEYS_READY);
     WaitFlag<HardEvent::MTE1_MTE2>(id);
-    copy_rows(to, work_.rows[from], rows, S::WIDTH, S::WIDTH);
+    copy_rows(piece(tile, tile.blocks), work_.rows[from], rows, S::WIDTH, S::WIDTH);
     SetFlag<HardEvent::MTE2_MTE1>(id);
+    return rows;
   }
 
   __aicore__ inline void copy_rows(const LocalTensor<T>& to, const GlobalTensor<T>& from,
@@ -179,13 +192,13 @@ class CubeSide {
   }
 
   __aicore__ inline void make_scores(int32_t number) {
-    const Tile& tile = tiles_[number % KEPT];
-    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+    const Tile& tile = tile_of(number);
+    for (int32_t block = 0; block < tile.blocks; ++block) {
       const int32_t rows = rows_of(tile, block), buffer = score_count_++ % 2;
       const LocalTensor<float> sum(TPosition::CO1, buffer * SCORE_BYTES, S::ROWS * GROUP);
-      WaitFlag<HardEvent::MTE2_MTE1>(number % S::TILES * S::BLOCKS + block);
+      WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
       WaitFlag<HardEvent::FIX_M>(buffer);
-      for (int32_t at = 0; at < t_.width; at += S::STEP) score_step(piece(number, block), sum, rows, at);
+      for (int32_t at = 0; at < t_.width; at += S::STEP) score_step(piece(tile, block), sum, rows, at);
       SetFlag<HardEvent::M_FIX>(buffer);
       WaitFlag<HardEvent::M_FIX>(buffer);
       const int32_t half = t_.group / 2;
@@ -235,32 +248,31 @@ class CubeSide {
   }
 
   __aicore__ inline void make_products(int32_t number) {
-    const Tile& tile = tiles_[number % KEPT];
-    const int32_t first = number % S::TILES * S::BLOCKS;
+    const Tile& tile = tile_of(number);
     CrossCoreWaitFlag(WEIGHTS_READY);
     load_weights(tile, number);
     const int32_t a = a_count_++ % 2;
     WaitFlag<HardEvent::M_MTE1>(a);
-    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
-      WaitFlag<HardEvent::MTE2_MTE1>(first + block);
-      load_tile(l0a(a)[block * S::ROWS * GROUP], piece(number, block)[S::LATENT * S::ROWS],
+    for (int32_t block = 0; block < tile.blocks; ++block) {
+      WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
+      load_tile(l0a(a)[block * S::ROWS * GROUP], piece(tile, block)[S::LATENT * S::ROWS],
                 t_.group, rows_of(tile, block), 0, t_.group, 0, true);
     }
     for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, chunk);
     SetFlag<HardEvent::M_MTE1>(a);
-    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block)
-      SetFlag<HardEvent::MTE1_MTE2>(first + block);
+    for (int32_t block = 0; block < tile.blocks; ++block)
+      SetFlag<HardEvent::MTE1_MTE2>(place(tile, block));
     CrossCoreSetFlag<2, PIPE_FIX>(PRODUCT_READY);
   }
 
   __aicore__ inline void load_weights(const Tile& tile, int32_t number) {
     const int32_t half = t_.group / 2;
-    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+    for (int32_t block = 0; block < tile.blocks; ++block) {
       const uint32_t from = (number % 2 * 2 * S::TILE + block * S::ROWS) * half;
-      DataCopy(piece(number, block)[S::LATENT * S::ROWS], work_.weights[from],
+      DataCopy(piece(tile, block)[S::LATENT * S::ROWS], work_.weights[from],
                Nd2NzParams(2, rows_of(tile, block), half, S::TILE * half, half, S::ROWS, 1,
                            half * S::ROWS));
-      SetFlag<HardEvent::MTE2_MTE1>(number % S::TILES * S::BLOCKS + block);
+      SetFlag<HardEvent::MTE2_MTE1>(place(tile, block));
     }
   }
 
@@ -270,10 +282,10 @@ class CubeSide {
     const LocalTensor<float> sum(TPosition::CO1, 2 * SCORE_BYTES + buffer * PRODUCT_BYTES,
                                  GROUP * COLUMNS);
     WaitFlag<HardEvent::FIX_M>(2 + buffer);
-    for (int32_t block = 0; block * S::ROWS < tile.keys; ++block) {
+    for (int32_t block = 0; block < tile.blocks; ++block) {
       const int32_t rows = rows_of(tile, block), b = b_count_++ % 2;
       WaitFlag<HardEvent::M_MTE1>(2 + b);
-      load_tile(l0b(b), piece(number, block), S::WIDTH, rows, 0, COLUMNS, chunk * COLUMNS, false);
+      load_tile(l0b(b), piece(tile, block), S::WIDTH, rows, 0, COLUMNS, chunk * COLUMNS, false);
       SetFlag<HardEvent::MTE1_M>(b);
       WaitFlag<HardEvent::MTE1_M>(b);
       Mmad(sum, l0a(a)[block * S::ROWS * GROUP], l0b(b),
@@ -297,6 +309,7 @@ class CubeSide {
   Tile tiles_[KEPT];
   Task task_;
   bool open_ = false;
+  int32_t gathered_ = 0, pieces_ = 0;  // tiles and pieces whose loading was started
   int32_t a_count_ = 0, b_count_ = 0, score_count_ = 0, product_count_ = 0;
 };
 

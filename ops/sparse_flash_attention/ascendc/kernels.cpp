@@ -32,12 +32,12 @@ __aicore__ inline void attend(const Arguments& a, const Tiling& t) {
                                             tiling);                                             \
   }
 
-SFA_KERNEL(sfa_bf16, bfloat16_t, 512, 96, 2, 2, 144)
-SFA_KERNEL(sfa_half, half, 512, 96, 2, 2, 144)
-SFA_KERNEL(sfa_packed, bfloat16_t, 512, 64, 2, 3, 192, true)
-SFA_KERNEL(sfa_small_bf16, bfloat16_t, 256, 16, 2, 2, 64)
-SFA_KERNEL(sfa_small_half, half, 256, 16, 2, 2, 64)
-SFA_KERNEL(sfa_small_packed, bfloat16_t, 512, 16, 2, 3, 64, true)
+SFA_KERNEL(sfa_bf16, bfloat16_t, 512, 128, 1, 3, 128)
+SFA_KERNEL(sfa_half, half, 512, 128, 1, 3, 128)
+SFA_KERNEL(sfa_packed, bfloat16_t, 512, 128, 1, 3, 128, true)
+SFA_KERNEL(sfa_small_bf16, bfloat16_t, 256, 16, 2, 5, 64)
+SFA_KERNEL(sfa_small_half, half, 256, 16, 2, 5, 64)
+SFA_KERNEL(sfa_small_packed, bfloat16_t, 512, 16, 2, 5, 64, true)
 
 extern "C" __attribute__((visibility("default"))) uint64_t sfa_split(sfa::Tiling* tiling, int32_t cores,
                                                     int32_t least, int32_t tile, int32_t latent,
