@@ -201,7 +201,7 @@ def _value(given: Value, size: int, kernel: str, index: int) -> tuple[abi.CArgum
         else:
             raw = bytes(given)
     except (OverflowError, KeyError, struct.error):
-        raise LaunchError(f"{what}: {given} does not fit {size} bytes", "check its type") from None
+        raise LaunchError(f"{what}: {given!r} does not fit {size} bytes", "check its type") from None
     if len(raw) != size:
         raise LaunchError(
             f"{what} has {len(raw)} bytes, the kernel's parameter {size}",

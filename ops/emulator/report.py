@@ -193,7 +193,7 @@ def parse(text: str, seconds: float) -> Report:
     gm = raw.get("gm", ())
 
     def side(other: Mapping[str, Any] | None) -> Side | None:
-        return other and Side(other["core"], other["pipe"], sites[other["site"]])
+        return Side(other["core"], other["pipe"], sites[other["site"]]) if other else None
 
     def finding(each: Mapping[str, Any]) -> Finding:
         return Finding(
