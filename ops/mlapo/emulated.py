@@ -25,7 +25,7 @@ from glm5_ascend.ops.emulator.launch import (
     workspace,
 )
 from glm5_ascend.ops.emulator.report import Report
-from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.mlapo.arguments import Inputs, Linear, Outputs, Static
 from glm5_ascend.ops.mlapo.nz import fractal_nz
 
@@ -82,7 +82,7 @@ def forward(inputs: Inputs) -> Outputs:
     """Queries, and the rows of the caches, of ``inputs.x``; README.md has the kernel's limits.
 
     Raises:
-        ArgumentError: sizes, dtypes or options that the kernel does not take.
+        Declined: sizes, dtypes or options that the kernel does not take.
         KernelHazard: the emulator found a fault.
     """
     outputs, report = run(inputs, Setting())
@@ -127,7 +127,7 @@ def _check(call: Inputs) -> None:
     }
     for what, is_refused in refused.items():
         if is_refused:
-            raise ArgumentError(f"the AscendC kernel of mlapo does not take {what}")
+            raise Declined(f"the AscendC kernel of mlapo does not take {what}")
 
 
 def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling]:
@@ -156,7 +156,7 @@ def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling
             return kernel, tiling
     columns, up = sizes.q_lora + sizes.kv_lora + sizes.rope, call.up_q.weight.shape[0]
     reason = _REFUSALS[code].format(s=sizes, columns=columns, up=up)
-    raise ArgumentError(f"the AscendC kernel of mlapo {reason}")
+    raise Declined(f"the AscendC kernel of mlapo {reason}")
 
 
 def _arguments(call: Inputs) -> list[Buffer]:

@@ -33,7 +33,6 @@ __aicore__ inline void quantise_x(W& w, int32_t group) {
     DataCopy(w.template gm<int8_t>(w.a.workspace + w.t.codes_at, (first + row) * width), codes, width);
     if (!w.x_point.is_static) w.store_float(w.a.workspace + w.t.scales_at, first + row, scale);
     w.buffers.output_sent();
-    PipeBarrier<PIPE_V>();
   }
   CrossCoreSetFlag<0, PIPE_MTE3>(X_ALL);
   CrossCoreWaitFlag(X_ALL);
@@ -92,7 +91,6 @@ __aicore__ inline void query_latents(W& w, int32_t group) {
     if (W::INT8_B) DataCopy(w.template gm<int8_t>(w.a.latent_codes, token * n), codes, n);
     if (W::INT8_B && !w.latent_point.is_static) w.store_float(w.a.latent_scale, token, scale);
     w.buffers.output_sent();
-    PipeBarrier<PIPE_V>();
   }
 }
 

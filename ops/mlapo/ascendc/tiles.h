@@ -23,9 +23,9 @@ struct Tiles {
   // UB, in bytes.
   static constexpr int32_t EXTRA = 512;  // of an input: row scale, angles
   static constexpr int32_t INPUT =
-      larger(larger(ROW * 2, SPLIT_K * LATENT * 4), 3 * VALUES * 4) + EXTRA;
-  static constexpr int32_t OUTPUT = larger(larger(ROW, LATENT * 3), VALUES * 4) + EXTRA;
-  static constexpr int32_t WIDE = larger(larger(ROW, LATENT), VALUES) * 4;
+      larger(larger(ROW * 2, SPLIT_K * (LATENT + MAX_ROPE) * 4), 3 * VALUES * 4) + EXTRA;
+  static constexpr int32_t OUTPUT = larger(larger(ROW, LATENT * 3 + MAX_ROPE * 4), VALUES * 4) + EXTRA;
+  static constexpr int32_t WIDE = larger(larger(ROW, LATENT + MAX_ROPE), VALUES) * 4;
   static constexpr int32_t CONSTANTS = COLUMNS * 4 * 3 + VALUES * 4 + MAX_ROPE * 16 + 2048;
   static constexpr int32_t UB = 2 * INPUT + 2 * OUTPUT + 2 * WIDE + CONSTANTS;
 

@@ -166,7 +166,6 @@ struct Worker {
     Adds(i, i, int32_t(1), n);
     PipeBarrier<PIPE_V>();
     Muls(i, i, int32_t(4), n);
-    PipeBarrier<PIPE_V>();
   }
 
   static constexpr int32_t CONSTANTS = 2;  // event
