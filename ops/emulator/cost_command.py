@@ -15,7 +15,7 @@ from glm5_ascend.ops.emulator.timeline import svg
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimate of an operator on a chip; ``picture`` is the timeline's file, if there is one."""
+    """An operator's estimate on a chip; ``picture`` is the timeline's file, if there is one."""
 
     operator: str
     chip: Chip
@@ -55,6 +55,7 @@ class Cost:
             + _cells([t / b for t, b in zip(found.times, found.bounds, strict=True)], "{:.2f}x"),
             f"  {f'over the floor ({_which(found)})':36}"
             + _cells([t / found.floor for t in found.times], "{:.2f}x"),
+            f"  {'time with the slower Fixpipe rate':36}" + _cells([found.slow_fixpipe]),
             "",
             f"  {'busiest':10}{'work':>10}{'busy':>10}  of the time  (us, no start-up)",
         ]

@@ -36,7 +36,8 @@ class Estimate:
     """One shape on one chip; times in microseconds, without launch heads.
 
     ``times`` belong to ``START_UPS``; ``bounds`` are the largest of the rows' ``work`` at each.
-    ``peak``: part of the cubes' peak that the products without padding reach.
+    ``slow_fixpipe``: time at no start-up with that rate. ``peak``: part of the cubes' peak that the
+    products without padding reach.
     """
 
     shape: Shape
@@ -44,6 +45,7 @@ class Estimate:
     times: tuple[float, ...]
     bounds: tuple[float, ...]
     rows: tuple[Row, ...]
+    slow_fixpipe: float
     hbm: float
     l2: float
     workspace: float
@@ -108,7 +110,7 @@ def estimate(
 
 
 def _emulated(shape: Shape, case: Case, chip: Chip) -> tuple[Estimate, Recorder]:
-    models = tuple(rates(chip, start_up) for start_up in START_UPS)
+    models = (*(rates(chip, each) for each in START_UPS), rates(chip, 0.0, slow_fixpipe=True))
     with record(Recorder(chip.cubes, models, BINS)) as recorder:
         case.run()
     if not recorder.launches:
@@ -120,7 +122,9 @@ def summary(shape: Shape, launches: Sequence[Launch], chip: Chip, case: Case) ->
     """The estimate of launches that follow each other."""
     columns = range(len(START_UPS))
     every = [launch.report.models for launch in launches]
-    times = [sum(chip.microseconds(models[i].cycles) for models in every) for i in columns]
+    *times, slow = (
+        sum(chip.microseconds(models[i].cycles) for models in every) for i in (*columns, -1)
+    )
     parts = [_rows(launches, chip, i) for i in columns]
     floor_products = sum(n / chip.products(kind) for kind, n in case.products.items()) * 1e6
     return Estimate(
@@ -129,6 +133,7 @@ def summary(shape: Shape, launches: Sequence[Launch], chip: Chip, case: Case) ->
         tuple(times),
         tuple(max(row.work for row in rows) for rows in parts),
         tuple(parts[0]),
+        slow,
         float(sum(models[0].hbm for models in every)),
         float(sum(models[0].l2 for models in every)),
         float(max(launch.report.workspace for launch in launches)),
@@ -191,6 +196,7 @@ def _line(
         tuple(map(at, near.times, far.times)),
         tuple(map(at, near.bounds, far.bounds)),
         rows,
+        at(near.slow_fixpipe, far.slow_fixpipe),
         at(near.hbm, far.hbm),
         at(near.l2, far.l2),
         at(near.workspace, far.workspace),

@@ -115,8 +115,8 @@ def test_a_copy_shows_the_bound_of_hbm(chip: str, blocks: int, hbm: float) -> No
     assert times[0] == pytest.approx(moved / hbm * 1e6 + ISSUE, rel=1e-6)
     assert found["hbm"] == moved
     # Half a microsecond before each of eight transfers, at most; others use the bandwidth then.
-    assert times[0] < times[1] <= times[0] + 8 * 0.5
-    assert times[1] < times[2] <= times[0] + 8 * 1.0
+    assert times[0] < times[1] <= times[0] + 8 * 0.5 + ISSUE
+    assert times[1] < times[2] <= times[0] + 8 * 1.0 + ISSUE
     rows = {row["name"]: row for row in found["rows"]}  # type: ignore[attr-defined]
     assert rows["AIV.MTE2"]["work"] == pytest.approx(8 * E * 4 / (100.9 * GIB) * 1e6)
 

@@ -1,0 +1,101 @@
+"""The rows of a run as text for the terminal and as the tables of README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glm5_ascend.ops.emulator.rates import LAUNCH_HEAD, START_UPS
+from tools.cost.cases import CHIP, ENTRIES, PUBLISHED, Goal, Published, ours
+
+Row = Mapping[str, Any]
+_GOALS = {entry.name: entry.goals for entry in ENTRIES}
+
+
+def line(row: Row) -> str:
+    """One row for the terminal."""
+    times = " ".join(f"{time:9.2f}" for time in row["times"])
+    goals = "; ".join(_verdict(goal, row) for goal in _GOALS.get(row["case"], ()))
+    more = ", EXTRAPOLATED" if row["extrapolated"] else ""
+    return f"{row['case']:24} {times} us, bound {row['bound']}{more}; {goals}"
+
+
+def _verdict(goal: Goal, row: Row) -> str:
+    value = goal.measure(row)
+    margin = goal.margin(value)
+    state = "reached" if margin >= 0 else f"MISSED by {-100 * margin:.0f} %"
+    sign = "≥" if goal.at_least else "≤"
+    return f"{goal.show(value)} {goal.what}, goal {sign} {goal.show(goal.bound)}: {state}"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Both tables, and where they come from."""
+    columns = " | ".join(f"start-up {start:g} µs" for start in START_UPS)
+    out = [
+        f"Modelled on {CHIP} (one die), not measured; microseconds without the launch head of about"
+        f" {LAUNCH_HEAD.value:g} µs. The start-up of a transfer to or from GM is not published, so"
+        " each time is given for three. Bounds, floors and goals are those of no start-up. The"
+        " documented rate from L0C to GM is three times a published fit; the last column of times"
+        " has the fit.",
+        "",
+        f"| case | {columns} | slow Fixpipe | bound | over bound | over byte floor | of cube peak |"
+        " goals |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|---|",
+    ]
+    out += [_row(row) for row in rows]
+    out += [
+        "",
+        "Published numbers beside the model's (modelled, with the launch head where it is a time):",
+        "",
+        "| published, by others | number | model | ratio | |",
+        "|---|---:|---:|---:|---|",
+    ]
+    known = {row["case"]: row for row in rows}
+    out += [_published(each, known) for each in PUBLISHED]
+    out += ["", _origin(rows)]
+    return "\n".join(out) + "\n"
+
+
+def _row(row: Row) -> str:
+    cells = [f"`{row['case']}`: {_shape(row)}"]
+    cells += [f"{time:.1f}" for time in row["times"]]
+    cells += [
+        f"{row['slow_fixpipe']:.1f}",
+        row["bound"],
+        f"{row['times'][0] / row['bounds'][0]:.2f}x",
+        f"{row['times'][0] / row['floor_bytes']:.2f}x",
+        f"{100 * row['cube_peak']:.0f} %",
+        "; ".join(_verdict(goal, row) for goal in _GOALS.get(row["case"], ())) or "–",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _shape(row: Row) -> str:
+    text = ",".join(f"{key}={value}" for key, value in row["shape"].items())
+    if not row["extrapolated"]:
+        return text
+    used = " and ".join(
+        ",".join(f"{key}={value}" for key, value in shape.items() if value != row["shape"][key])
+        for shape in row["emulated"]
+    )
+    return f"{text} (extrapolated from {used})"
+
+
+def _published(each: Published, rows: Mapping[str, Row]) -> str:
+    value = ours(each, rows)
+    if value is None or not each.value:
+        return f"| {each.what} | {each.number} | – | – | not compared: {each.note} |"
+    ratio = value / each.value
+    within = "within 2x" if 0.5 <= ratio <= 2 else "NOT within 2x"
+    shown = f"{value:.1f} {each.unit}"
+    return f"| {each.what} | {each.number} | {shown} | {ratio:.2f} | {within}; {each.note} |"
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    row = rows[0]
+    dirty = " with local changes" if row["dirty"] else ""
+    return (
+        f"{row['date'][:10]}, commit {row['commit'][:12]}{dirty}; every modelled number is in a row"
+        f" of `tools/results/cost.jsonl`, made by `{row['command']}`. Rates, their sources and what"
+        " the model leaves out: [ops/emulator](ops/emulator/README.md)."
+    )
