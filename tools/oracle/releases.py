@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from glm5_ascend.errors import ExitCode, Glm5Error
 
 # What vLLM and vllm-ascend import and the `cpu` extra of this project does not bring.
-_PACKAGES = ("diskcache==5.6.3", "gguf==0.19.0", "openai-harmony==0.0.8", "scipy>=1.15,<1.18")
+_PACKAGES = (
+    "diskcache==5.6.3",
+    "fastokens==0.2.0",
+    "gguf==0.19.0",
+    "openai-harmony==0.0.8",
+    "scipy>=1.15,<1.18",
+)
 # transformers refuses to start beside newer ones; the bounds are those of the pinned releases.
 _HUB = ("huggingface-hub>=1.5,<2", "tokenizers>=0.22,<0.23")
 

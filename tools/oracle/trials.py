@@ -63,7 +63,7 @@ class Oracle:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=self._scratch,
-            env={**kept, **_ENV, "PYTHONPATH": str(_ROOT), **(env or {})},
+            env={**kept, **_ENV, **_places(self._scratch), **(env or {})},
             text=True,
         )
 
@@ -111,6 +111,11 @@ class Oracle:
     def _pipe(pipe: IO[str] | None) -> IO[str]:
         assert pipe is not None
         return pipe
+
+
+def _places(scratch: Path) -> dict[str, str]:
+    # vLLM keeps what it found out about model classes; each server finds out for itself.
+    return {"PYTHONPATH": str(_ROOT), "VLLM_CACHE_ROOT": str(scratch / "cache")}
 
 
 def run_commands(

@@ -21,12 +21,9 @@ def prepare() -> None:
     """Import and patch what a worker does when it starts; once, before the trials."""
     torch.Tensor.npu = lambda self, *args, **kwargs: self
     torch.distributed.ProcessGroup._get_backend = mock.Mock()
-    from vllm.model_executor.models import registry
     from vllm_ascend import ops
     from vllm_ascend.utils import adapt_patch
 
-    # Another process would come up without the stand-ins.
-    registry._run_in_subprocess = lambda function: function()
     adapt_patch()
     ops.register_dummy_fusion_op()
     import vllm_ascend.spec_decode  # noqa: F401
