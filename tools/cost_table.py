@@ -1,8 +1,8 @@
 """Model the kernels' times at the shapes of their goals, and put published numbers beside them.
 
 ``python -m tools.cost_table`` emulates every shape, appends rows to ``tools/results/cost.jsonl``
-and fills README.md between ``<!-- generated: cost -->`` and ``<!-- end -->``. ``--only OP`` runs and
-prints the quick shapes of one operator (``--all`` its other ones too) and records nothing.
+and fills README.md between ``<!-- generated: cost -->`` and ``<!-- end -->``. ``--only OP`` runs
+and prints the quick shapes of one operator (``--all`` its other ones too) and records nothing.
 ``--render`` only fills README.md, ``--check`` fails where it shows other rows.
 """
 
