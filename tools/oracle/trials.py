@@ -68,7 +68,11 @@ class Oracle:
         )
 
     def __enter__(self) -> Oracle:
-        self._read(_START_SECONDS)
+        try:
+            self._read(_START_SECONDS)
+        except BaseException:
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -77,6 +81,9 @@ class Oracle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._pipe(self._server.stdin).close()
         self._server.terminate()
         self._server.wait()
