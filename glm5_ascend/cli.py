@@ -480,7 +480,7 @@ def emulate(target: str, as_json: bool, **options: Any) -> int:
 
     
     Example:
-      glm5-ascend ops emulate ops/emulator/examples/add.toml --mutants
+      glm5-ascend ops emulate ops/emulator/examples/scale_add.toml --mutants
     """
     _require("ops emulate", torch="cpu")
     from glm5_ascend.ops.emulator.operators import conformance, is_operator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from glm5_ascend.ops.emulator.report import Order, Report, parse
 
 Array = Tensor | np.ndarray
 Value = int | float | bytes | ctypes.Structure
+# The machine of a library is one: launches of several threads follow each other.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Options:
 def launch(
     library: Library,
     kernel: str,
-    arguments: Sequence[Buffer | Value],
+    arguments: Sequence[Buffer | Value | None],
     *,
     blocks: int,
     options: Options | None = None,
@@ -113,7 +116,7 @@ def launch(
         library: from :func:`glm5_ascend.ops.emulator.build.build`.
         kernel: its name there.
         arguments: in the order of the kernel's parameters. Numbers take the size of their
-            parameter; a structure passes by value.
+            parameter; a structure passes by value; None is a null pointer.
         blocks: a block is an AIC with two AIV, or one core, as the kernel's type says.
         options: how to run.
 
@@ -156,9 +159,10 @@ def launch(
             )
     table = (abi.CArgument * len(kept))(*(c for c, _ in kept))
     started = time.monotonic()
-    text = library.handle.emu_launch(
-        entry, table, len(kept), ctypes.byref(_options(blocks, options))
-    )
+    with _ONE_AT_A_TIME:
+        text = library.handle.emu_launch(
+            entry, table, len(kept), ctypes.byref(_options(blocks, options))
+        )
     if not text:
         raise LaunchError(f"{kernel}: too little memory for its arguments", "use smaller shapes")
     try:
@@ -189,10 +193,15 @@ def _buffer(given: Buffer, kernel: str, index: int) -> tuple[abi.CArgument, obje
     return abi.CArgument(address, given.bytes, given.name.encode(), given.role, 0), data
 
 
-def _value(given: Value, size: int, kernel: str, index: int) -> tuple[abi.CArgument, object]:
+def _value(given: Value | None, size: int, kernel: str, index: int) -> tuple[abi.CArgument, object]:
     what = f"argument {index + 1} of {kernel}"
+    if size == 0 and given is None:
+        null = ctypes.c_void_p()
+        return abi.CArgument(ctypes.addressof(null), 8, b"", Role.VALUE, 0), null
     if size == 0:
         raise LaunchError(f"{what} is a pointer to GM", "pass a Buffer")
+    if given is None:
+        raise LaunchError(f"{what} is no pointer", f"pass a value of {size} bytes")
     try:
         if isinstance(given, bool | int):
             raw = int(given).to_bytes(size, "little", signed=given < 0)
@@ -201,7 +210,9 @@ def _value(given: Value, size: int, kernel: str, index: int) -> tuple[abi.CArgum
         else:
             raw = bytes(given)
     except (OverflowError, KeyError, struct.error):
-        raise LaunchError(f"{what}: {given!r} does not fit {size} bytes", "check its type") from None
+        raise LaunchError(
+            f"{what}: {given!r} does not fit {size} bytes", "check its type"
+        ) from None
     if len(raw) != size:
         raise LaunchError(
             f"{what} has {len(raw)} bytes, the kernel's parameter {size}",

@@ -115,10 +115,11 @@ void reserved_ids(CoreState& core, uint32_t site) {
 
 void blocks_at_once(CoreState& core, uint32_t site) {
   const Options& options = core.machine->options;
-  if (options.block_limit == 0 || uint32_t(options.blocks) <= options.block_limit) return;
+  // The chip has two AIV per AIC.
+  const uint32_t most = options.block_limit * (core.machine->entry.launch == Launch::MIX01 ? 2 : 1);
+  if (most == 0 || uint32_t(options.blocks) <= most) return;
   find(int(Pipe::S), site,
-       "waits for all blocks, of which only " + std::to_string(options.block_limit) +
-           " run at once");
+       "waits for all blocks, of which only " + std::to_string(most) + " run at once");
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ void Machine::make_cores() {
         if (memory.bytes == 0) continue;
         memory.data = std::make_unique_for_overwrite<std::byte[]>(memory.bytes);
         poison(memory.data.get(), memory.bytes);
-        if (options.shadow) memory.cells = std::make_unique<Cell[]>(memory.bytes / UNIT);
+        if (options.shadow) memory.cells = std::make_unique<Cell[]>(memory.bytes / UNIT + 1);
       }
       core.fiber.prepare(fiber_main);
     }

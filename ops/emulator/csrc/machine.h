@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -83,7 +84,7 @@ struct CoreState : Core {
   Event events[PIPES][PIPES][8];
   std::deque<Release> flags[FLAG_IDS];
   std::deque<Contribution> sets[3][FLAG_IDS];  // by mode, not yet matched
-  std::unordered_map<uint64_t, Line> cache;
+  std::map<uint64_t, Line> cache;
   Fiber fiber;
   bool finished = false;
   int waits_for = -1;  // flag id

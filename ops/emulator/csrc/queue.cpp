@@ -77,8 +77,8 @@ Buffer& take(Mem mem, uint32_t bytes, uint32_t site) {
 }
 
 QueueState& checked(QueueState* state, uint32_t site) {
-  if (state == nullptr) {
-    fault(Class::QUEUE, -1, site, "the queue has no buffers: InitBuffer is missing");
+  if (state == nullptr || !state->alive) {
+    fault(Class::QUEUE, -1, site, "the queue has no buffers: InitBuffer is missing, or TPipe was reset");
     stop();
   }
   return *state;
@@ -100,7 +100,7 @@ uint32_t allocate(Mem mem, uint32_t bytes, At at) {
 void free_all() {
   CoreState& core = here();
   leaks(core);
-  core.queues.clear();
+  for (const auto& state : core.queues) state->alive = false;
   core.buffers.clear();
   std::fill(std::begin(core.allocated), std::end(core.allocated), 0);
 }
@@ -243,6 +243,7 @@ int Queue::queued() const { return state_ == nullptr ? 0 : int(state_->order.siz
 
 void leaks(CoreState& core) {
   for (const auto& state : core.queues) {
+    if (!state->alive) continue;
     for (Slot& slot : state->slots) {
       if (slot.state != Slot::Free) {
         core.machine->find(Class::LEAK, core, -1, slot.site,

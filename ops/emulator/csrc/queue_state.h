@@ -17,6 +17,7 @@ struct Slot {
 };
 
 struct QueueState {
+  bool alive = true;  // until TPipe gives its memory up
   Route route;
   int depth;
   size_t next = 0;  // buffers are handed out in turn

@@ -110,9 +110,14 @@ def test_a_source_that_is_missing(tmp_path: Path) -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     x = np.zeros(4096, np.float32)
-    good: list[Buffer | Value] = [inputs("in", x), output("out", x), workspace("work", 64), 0]
+    good: list[Buffer | Value | None] = [
+        inputs("in", x),
+        output("out", x),
+        workspace("work", 64),
+        0,
+    ]
 
-    def refused(arguments: list[Buffer | Value], message: str, **changes: int) -> None:
+    def refused(arguments: list[Buffer | Value | None], message: str, **changes: int) -> None:
         with pytest.raises(LaunchError, match=message):
             launch(library(), "order", arguments, **({"blocks": 1} | changes))
 
@@ -123,11 +128,29 @@ def test_arguments_that_do_not_fit() -> None:
     refused([1, *good[1:]], "argument 1 of order is a pointer to GM")
     refused([inputs("in", x[::2]), *good[1:]], "not contiguous")
     refused([inputs("in", torch.zeros(8, 8).T), *good[1:]], "not contiguous in CPU memory")
+    refused([*good[:3], None], "argument 4 of order is no pointer")
     refused(good, "0 blocks", blocks=0)
     with pytest.raises(LaunchError, match="no kernel of"):
         launch(library(), "nothing", good, blocks=1)
     with pytest.raises(LaunchError, match="no scheduler"):
         launch(library(), "order", good, blocks=1, options=Options(scheduler="fair"))
+
+
+def test_a_null_pointer_passes_and_reaches_no_memory() -> None:
+    y = np.zeros(4096, np.float32)
+    arguments = [None, output("out", y), workspace("work", 64), 0]
+    report = launch(library(), "neighbours", arguments, blocks=2, options=Options(isolated=False))
+    assert report.clean
+    assert y[:2].tolist() == [0.0, 1.0]
+    report = launch(library(), "bounds", arguments, blocks=1, options=Options(isolated=False))
+    assert [finding.kind for finding in report.findings] == ["GM-OOB"]
+
+
+def test_launches_of_threads_follow_each_other() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        kernels = ["order", "cross", "tiles", "pipeline"] * 4
+        reports = pool.map(lambda kernel: run(kernel, 0, Options(isolated=False))[0], kernels)
+        assert all(report.clean for report in reports)
 
 
 def test_results_with_findings_are_refused() -> None:

@@ -34,6 +34,9 @@ enum class MemDsbT : uint64_t { ALL = 0, DDR, UB, SEQ };
 template <MemDsbT kind>
 void DataSyncBarrier() {}
 
+// The instruction cache is not modelled.
+inline void ICachePreLoad(int64_t) {}
+
 template <class... Args>
 void printf(const char* format, Args... args) {
   emu::print(format, args...);

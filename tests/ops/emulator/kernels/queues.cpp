@@ -38,6 +38,10 @@ CHECK_KERNEL(queues) {
     if (fault == 9) unused.AllocTensor<float>();  // finds queues 9 QUEUE
     out_queue.FreeTensor(y);
   }
+  if (fault == 11) {
+    pipe.Reset();
+    in_queue.AllocTensor<float>();  // finds queues 11 QUEUE
+  }
   if (fault == 10) {
     LocalTensor<float> left = in_queue.AllocTensor<float>();  // finds queues 10 LEAK
     left.SetValue(0, 1.0f);
