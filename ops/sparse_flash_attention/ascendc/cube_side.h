@@ -81,25 +81,37 @@ class CubeSide {
     return rest < S::ROWS ? rest : S::ROWS;
   }
 
-  // Every buffer is free. Rows of the query beyond the last head stay zero.
+  // A buffer is taken before it is filled and freed once it was read; in the beginning all are free.
+  __aicore__ inline void take_piece(int32_t place) { WaitFlag<HardEvent::MTE1_MTE2>(place); }
+  __aicore__ inline void free_piece(int32_t place) { SetFlag<HardEvent::MTE1_MTE2>(place); }
+  __aicore__ inline void take_l0a(int32_t i) { WaitFlag<HardEvent::M_MTE1>(i); }
+  __aicore__ inline void free_l0a(int32_t i) { SetFlag<HardEvent::M_MTE1>(i); }
+  __aicore__ inline void take_l0b(int32_t i) { WaitFlag<HardEvent::M_MTE1>(2 + i); }
+  __aicore__ inline void free_l0b(int32_t i) { SetFlag<HardEvent::M_MTE1>(2 + i); }
+  __aicore__ inline void take_score(int32_t i) { WaitFlag<HardEvent::FIX_M>(i); }
+  __aicore__ inline void free_score(int32_t i) { SetFlag<HardEvent::FIX_M>(i); }
+  __aicore__ inline void take_product(int32_t i) { WaitFlag<HardEvent::FIX_M>(2 + i); }
+  __aicore__ inline void free_product(int32_t i) { SetFlag<HardEvent::FIX_M>(2 + i); }
+
+  // Rows of the query beyond the last head stay zero.
   __aicore__ inline void begin() {
     InitConstValue(l1_query_, InitConstValueParams<T>(1, QUERY_BYTES / 32, 0, T(0.0f)));
     PipeBarrier<PIPE_MTE2>();
-    for (int32_t i = 0; i < S::RING; ++i) SetFlag<HardEvent::MTE1_MTE2>(i);
+    for (int32_t i = 0; i < S::RING; ++i) free_piece(i);
     for (int32_t i = 0; i < 2; ++i) {
-      SetFlag<HardEvent::M_MTE1>(i);
-      SetFlag<HardEvent::M_MTE1>(2 + i);
-      SetFlag<HardEvent::FIX_M>(i);
-      SetFlag<HardEvent::FIX_M>(2 + i);
+      free_l0a(i);
+      free_l0b(i);
+      free_score(i);
+      free_product(i);
     }
   }
   __aicore__ inline void end() {
-    for (int32_t i = 0; i < S::RING; ++i) WaitFlag<HardEvent::MTE1_MTE2>(i);
+    for (int32_t i = 0; i < S::RING; ++i) take_piece(i);
     for (int32_t i = 0; i < 2; ++i) {
-      WaitFlag<HardEvent::M_MTE1>(i);
-      WaitFlag<HardEvent::M_MTE1>(2 + i);
-      WaitFlag<HardEvent::FIX_M>(i);
-      WaitFlag<HardEvent::FIX_M>(2 + i);
+      take_l0a(i);
+      take_l0b(i);
+      take_score(i);
+      take_product(i);
     }
   }
 
@@ -141,7 +153,7 @@ class CubeSide {
     const int32_t id = place(tile, tile.blocks);
     bool waited = false;
     const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
-      if (!waited) WaitFlag<HardEvent::MTE1_MTE2>(id);
+      if (!waited) take_piece(id);
       waited = true;
       copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT, t_.key_row);
       if (t_.width > S::LATENT)
@@ -159,7 +171,7 @@ class CubeSide {
     const int32_t id = place(tile, tile.blocks);
     const uint32_t from = (gathered_ % ROW_TILES * S::TILE + tile.blocks * S::ROWS) * S::WIDTH;
     if (tile.blocks == 0) CrossCoreWaitFlag(KEYS_READY);
-    WaitFlag<HardEvent::MTE1_MTE2>(id);
+    take_piece(id);
     copy_rows(piece(tile, tile.blocks), work_.rows[from], rows, S::WIDTH, S::WIDTH);
     SetFlag<HardEvent::MTE2_MTE1>(id);
     return rows;
@@ -197,7 +209,7 @@ class CubeSide {
       const int32_t rows = rows_of(tile, block), buffer = score_count_++ % 2;
       const LocalTensor<float> sum(TPosition::CO1, buffer * SCORE_BYTES, S::ROWS * GROUP);
       WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
-      WaitFlag<HardEvent::FIX_M>(buffer);
+      take_score(buffer);
       for (int32_t at = 0; at < t_.width; at += S::STEP) score_step(piece(tile, block), sum, rows, at);
       SetFlag<HardEvent::M_FIX>(buffer);
       WaitFlag<HardEvent::M_FIX>(buffer);
@@ -207,7 +219,7 @@ class CubeSide {
       store.srcNdStride = half / 16 * ((rows + 15) / 16);
       store.dstNdStride = S::TILE * half;
       Fixpipe(work_.scores[(number % 2 * 2 * S::TILE + block * S::ROWS) * half], sum, store);
-      SetFlag<HardEvent::FIX_M>(buffer);
+      free_score(buffer);
     }
     CrossCoreSetFlag<2, PIPE_FIX>(SCORES_READY);
   }
@@ -216,9 +228,9 @@ class CubeSide {
                                     int32_t rows, int32_t at) {
     const int32_t rest = t_.width - at, step = rest < S::STEP ? rest : S::STEP;
     const int32_t a = a_count_++ % 2, b = b_count_++ % 2;
-    WaitFlag<HardEvent::M_MTE1>(a);
+    take_l0a(a);
     load_tile(l0a(a), keys, S::WIDTH, rows, 0, step, at, false);
-    WaitFlag<HardEvent::M_MTE1>(2 + b);
+    take_l0b(b);
     LoadData(l0b(b), l1_query_[at * t_.group],
              LoadData2DParams(0, step / 16 * (t_.group / 16), 1, 0, 0, false, 0));
     SetFlag<HardEvent::MTE1_M>(b);
@@ -227,8 +239,8 @@ class CubeSide {
     const int32_t m = rows == 1 ? 2 : rows;
     if (at > 0 && (m + 15) / 16 * (t_.group / 16) < 10) PipeBarrier<PIPE_M>();
     Mmad(sum, l0a(a), l0b(b), MmadParams(m, t_.group, step, 0, false, at == 0));
-    SetFlag<HardEvent::M_MTE1>(a);
-    SetFlag<HardEvent::M_MTE1>(2 + b);
+    free_l0a(a);
+    free_l0b(b);
   }
 
   // Rows and columns of a piece of L1 that has ROWS rows.
@@ -252,16 +264,16 @@ class CubeSide {
     CrossCoreWaitFlag(WEIGHTS_READY);
     load_weights(tile, number);
     const int32_t a = a_count_++ % 2;
-    WaitFlag<HardEvent::M_MTE1>(a);
+    take_l0a(a);
     for (int32_t block = 0; block < tile.blocks; ++block) {
       WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
       load_tile(l0a(a)[block * S::ROWS * GROUP], piece(tile, block)[S::LATENT * S::ROWS],
                 t_.group, rows_of(tile, block), 0, t_.group, 0, true);
     }
     for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, chunk);
-    SetFlag<HardEvent::M_MTE1>(a);
+    free_l0a(a);
     for (int32_t block = 0; block < tile.blocks; ++block)
-      SetFlag<HardEvent::MTE1_MTE2>(place(tile, block));
+      free_piece(place(tile, block));
     CrossCoreSetFlag<2, PIPE_FIX>(PRODUCT_READY);
   }
 
@@ -281,23 +293,23 @@ class CubeSide {
     const int32_t buffer = product_count_++ % 2;
     const LocalTensor<float> sum(TPosition::CO1, 2 * SCORE_BYTES + buffer * PRODUCT_BYTES,
                                  GROUP * COLUMNS);
-    WaitFlag<HardEvent::FIX_M>(2 + buffer);
+    take_product(buffer);
     for (int32_t block = 0; block < tile.blocks; ++block) {
       const int32_t rows = rows_of(tile, block), b = b_count_++ % 2;
-      WaitFlag<HardEvent::M_MTE1>(2 + b);
+      take_l0b(b);
       load_tile(l0b(b), piece(tile, block), S::WIDTH, rows, 0, COLUMNS, chunk * COLUMNS, false);
       SetFlag<HardEvent::MTE1_M>(b);
       WaitFlag<HardEvent::MTE1_M>(b);
       Mmad(sum, l0a(a)[block * S::ROWS * GROUP], l0b(b),
            MmadParams(t_.group, COLUMNS, rows, 0, false, block == 0));
-      SetFlag<HardEvent::M_MTE1>(2 + b);
+      free_l0b(b);
     }
     SetFlag<HardEvent::M_FIX>(2 + buffer);
     WaitFlag<HardEvent::M_FIX>(2 + buffer);
     const uint32_t to = (number % 2 * S::CHUNKS + chunk) * t_.group * COLUMNS;
     Fixpipe(work_.products[to], sum,
             FixpipeParamsV220(COLUMNS, t_.group, t_.group, COLUMNS, false));
-    SetFlag<HardEvent::FIX_M>(2 + buffer);
+    free_product(buffer);
   }
 
   const Tiling& t_;

@@ -22,16 +22,16 @@ class Merge {
   __aicore__ inline void run() {
     const int32_t octets = t_.group / 8, per_row = S::CHUNKS * octets;
     const int32_t units = t_.rows * t_.groups * per_row;
-    SetFlag<HardEvent::V_MTE2>(STATISTICS_IN);
-    SetFlag<HardEvent::V_MTE2>(SUMS_IN);
-    SetFlag<HardEvent::V_MTE2>(SUMS_IN + 1);
-    SetFlag<HardEvent::MTE3_V>(0);
+    free_statistics();
+    free_sums(0);
+    free_sums(1);
+    free_result();
     for (int32_t unit = int32_t(GetBlockIdx()); unit < units; unit += 2 * t_.blocks)
       merge(unit / per_row, unit % per_row / octets, unit % octets);
-    WaitFlag<HardEvent::V_MTE2>(STATISTICS_IN);
-    WaitFlag<HardEvent::V_MTE2>(SUMS_IN);
-    WaitFlag<HardEvent::V_MTE2>(SUMS_IN + 1);
-    WaitFlag<HardEvent::MTE3_V>(0);
+    take_statistics();
+    take_sums(0);
+    take_sums(1);
+    take_result();
   }
 
  private:
@@ -50,12 +50,19 @@ class Merge {
     return LocalTensor<float>(TPosition::VECCALC, at, elements);
   }
 
+  __aicore__ inline void take_statistics() { WaitFlag<HardEvent::V_MTE2>(STATISTICS_IN); }
+  __aicore__ inline void free_statistics() { SetFlag<HardEvent::V_MTE2>(STATISTICS_IN); }
+  __aicore__ inline void take_sums(int32_t i) { WaitFlag<HardEvent::V_MTE2>(SUMS_IN + i); }
+  __aicore__ inline void free_sums(int32_t i) { SetFlag<HardEvent::V_MTE2>(SUMS_IN + i); }
+  __aicore__ inline void take_result() { WaitFlag<HardEvent::MTE3_V>(0); }
+  __aicore__ inline void free_result() { SetFlag<HardEvent::MTE3_V>(0); }
+
   __aicore__ inline void merge(int32_t pair, int32_t chunk, int32_t octet) {
     const int32_t head = pair % t_.groups * t_.group + octet * 8, rest = t_.heads - head;
     if (rest <= 0) return;
     const GlobalTensor<float> parts = parts_[uint64_t(pair) * t_.parts * PART];
     const LocalTensor<float> sum = ub(SUM, UNIT);
-    WaitFlag<HardEvent::MTE3_V>(0);
+    take_result();
     weigh(parts, octet);
     Duplicate(sum, 0.0f, UNIT);
     PipeBarrier<PIPE_V>();
@@ -74,7 +81,7 @@ class Merge {
     SetFlag<HardEvent::V_MTE3>(0);
     WaitFlag<HardEvent::V_MTE3>(0);
     store(out, uint64_t(pair / t_.groups) * t_.heads + head, rest < 8 ? rest : 8, chunk);
-    SetFlag<HardEvent::MTE3_V>(0);
+    free_result();
   }
 
   // Maximum and total of eight heads, and the factor of every part, each in a block of its own.
@@ -84,7 +91,7 @@ class Merge {
     const LocalTensor<float> peak = ub(PEAK, 8), safe = ub(SAFE, 8), total = ub(TOTAL, 8);
     const DataCopyParams rows(n, 1, PART / 8 - 1, 0);
     const BinaryRepeatParams fold(1, 1, 1, 0, 1, 0), each(1, 1, 1, 1, 1, 0);
-    WaitFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+    take_statistics();
     DataCopy(peaks, parts[GROUP * S::LATENT + octet * 8], rows);
     DataCopy(weighed, parts[GROUP * (S::LATENT + 1) + octet * 8], rows);
     SetFlag<HardEvent::MTE2_V>(STATISTICS_IN);
@@ -104,14 +111,14 @@ class Merge {
     Brcb(ub(FACTORS, MOST * 64), peaks, n, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
     Add(total, weighed, total, 8, n, fold);
-    SetFlag<HardEvent::V_MTE2>(STATISTICS_IN);
+    free_statistics();
   }
 
   // Adds the sums of BATCH parts.
   __aicore__ inline void add(const GlobalTensor<float>& parts, int32_t first, int32_t buffer) {
     const int32_t rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
     const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
-    WaitFlag<HardEvent::V_MTE2>(SUMS_IN + buffer);
+    take_sums(buffer);
     DataCopy(in, parts[first * PART],
              DataCopyParams(count, UNIT / 8, (PART - UNIT) / 8, 0));
     SetFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
@@ -122,7 +129,7 @@ class Merge {
                   LANES, 8, BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
       PipeBarrier<PIPE_V>();
     }
-    SetFlag<HardEvent::V_MTE2>(SUMS_IN + buffer);
+    free_sums(buffer);
   }
 
   __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t heads,

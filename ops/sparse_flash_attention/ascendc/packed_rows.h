@@ -27,12 +27,12 @@ class PackedRows {
   }
 
   __aicore__ inline void begin() {
-    SetFlag<HardEvent::V_MTE2>(RAW_IN);
-    SetFlag<HardEvent::MTE3_V>(ROWS_OUT);
+    free_raw();
+    free_rows();
   }
   __aicore__ inline void end() {
-    WaitFlag<HardEvent::V_MTE2>(RAW_IN);
-    WaitFlag<HardEvent::MTE3_V>(ROWS_OUT);
+    take_raw();
+    take_rows();
   }
 
   // This AIV's part of the next `keys` keys of a task, into `rows` [keys][WIDTH].
@@ -50,6 +50,10 @@ class PackedRows {
  private:
   enum Event : int32_t { RAW_IN = 4, ROWS_OUT = 2 };
 
+  __aicore__ inline void take_raw() { WaitFlag<HardEvent::V_MTE2>(RAW_IN); }
+  __aicore__ inline void free_raw() { SetFlag<HardEvent::V_MTE2>(RAW_IN); }
+  __aicore__ inline void take_rows() { WaitFlag<HardEvent::MTE3_V>(ROWS_OUT); }
+  __aicore__ inline void free_rows() { SetFlag<HardEvent::MTE3_V>(ROWS_OUT); }
   __aicore__ inline void skip(int32_t count) {
     keys_.take(count, [](int64_t, int32_t, int32_t) {});
   }
@@ -60,7 +64,7 @@ class PackedRows {
 
   __aicore__ inline void unpack_batch(const GlobalTensor<T>& to, int32_t count) {
     const LocalTensor<int8_t> raw = ub<int8_t>(at_, RAW_BYTES);
-    WaitFlag<HardEvent::V_MTE2>(RAW_IN);
+    take_raw();
     keys_.take(count, [&](int64_t flat, int32_t rows, int32_t at) {
       const uint32_t gap = rows > 1 ? t_.key_row - PACKED_BYTES : 0;
       DataCopyPad(raw[at * RAW_ROW], packed_[uint64_t(flat) * t_.key_row],
@@ -68,14 +72,14 @@ class PackedRows {
     });
     SetFlag<HardEvent::MTE2_V>(RAW_IN);
     WaitFlag<HardEvent::MTE2_V>(RAW_IN);
-    WaitFlag<HardEvent::MTE3_V>(ROWS_OUT);
+    take_rows();
     widen(raw, count);
     round(raw, count);
-    SetFlag<HardEvent::V_MTE2>(RAW_IN);
+    free_raw();
     SetFlag<HardEvent::V_MTE3>(ROWS_OUT);
     WaitFlag<HardEvent::V_MTE3>(ROWS_OUT);
     DataCopy(to, ub<T>(at_ + RAW_BYTES, ROWS_BYTES), count * S::WIDTH);
-    SetFlag<HardEvent::MTE3_V>(ROWS_OUT);
+    free_rows();
   }
 
   // Codes times scales in F32. The F16 step uses the place of the rows that leave.

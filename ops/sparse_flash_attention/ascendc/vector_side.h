@@ -92,20 +92,26 @@ class VectorSide {
     return ub(P::SPREAD + number * P::SPREAD_BYTES, P::SPREAD_BYTES / 4);
   }
 
+  // A buffer is taken before it is filled and freed once it was read; in the beginning all are free.
+  __aicore__ inline void take_scores() { WaitFlag<HardEvent::V_MTE2>(SCORES_IN); }
+  __aicore__ inline void free_scores() { SetFlag<HardEvent::V_MTE2>(SCORES_IN); }
+  __aicore__ inline void take_product(int32_t i) { WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN + i); }
+  __aicore__ inline void free_product(int32_t i) { SetFlag<HardEvent::V_MTE2>(PRODUCT_IN + i); }
+  __aicore__ inline void take_weights() { WaitFlag<HardEvent::MTE3_V>(WEIGHTS_OUT); }
+  __aicore__ inline void free_weights() { SetFlag<HardEvent::MTE3_V>(WEIGHTS_OUT); }
+
   __aicore__ inline void begin() {
-    SetFlag<HardEvent::V_MTE2>(SCORES_IN);
-    SetFlag<HardEvent::V_MTE2>(PRODUCT_IN);
-    SetFlag<HardEvent::V_MTE2>(PRODUCT_IN + 1);
-    SetFlag<HardEvent::V_MTE2>(INDICES_IN);
-    SetFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
+    free_scores();
+    free_product(0);
+    free_product(1);
+    free_weights();
     if constexpr (S::PACKED) packed_.begin();
   }
   __aicore__ inline void end() {
-    WaitFlag<HardEvent::V_MTE2>(SCORES_IN);
-    WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN);
-    WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN + 1);
-    WaitFlag<HardEvent::V_MTE2>(INDICES_IN);
-    WaitFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
+    take_scores();
+    take_product(0);
+    take_product(1);
+    take_weights();
     if constexpr (S::PACKED) packed_.end();
   }
 
@@ -143,7 +149,6 @@ class VectorSide {
     for (int32_t slot = task_.first_slot; slot < task_.end_slot; slot += P::COUNTED) {
       const int32_t rest = task_.end_slot - slot;
       const int32_t count = rest < int32_t(P::COUNTED) ? rest : P::COUNTED;
-      WaitFlag<HardEvent::V_MTE2>(INDICES_IN);
       DataCopyPad(index, indices_[uint64_t(task_.row) * t_.slots + slot],
                   DataCopyExtParams(1, count * 4, 0, 0, 0), DataCopyPadExtParams<int32_t>());
       SetFlag<HardEvent::MTE2_V>(INDICES_IN);
@@ -168,7 +173,6 @@ class VectorSide {
       total += int32_t(vector(P::COUNT).GetValue(0));
       SetFlag<HardEvent::S_V>(0);
       WaitFlag<HardEvent::S_V>(0);
-      SetFlag<HardEvent::V_MTE2>(INDICES_IN);
     }
     return total;
   }
@@ -188,7 +192,7 @@ class VectorSide {
     const LocalTensor<float> peak = vector(P::MAXIMA, 2 * tile.parity + turn);
     Adds(peak, old, 0.0f, LANES);
     CrossCoreWaitFlag(SCORES_READY);
-    WaitFlag<HardEvent::V_MTE2>(SCORES_IN);
+    take_scores();
     DataCopy(scores, work_.scores[(tile.number % 2 * 2 + sub_) * S::TILE * half_], count);
     SetFlag<HardEvent::MTE2_V>(SCORES_IN);
     WaitFlag<HardEvent::MTE2_V>(SCORES_IN);
@@ -222,16 +226,16 @@ class VectorSide {
     Exp(factor, factor, LANES);
     Exp(scores, scores, repeats * LANES);
     PipeBarrier<PIPE_V>();
-    WaitFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
+    take_weights();
     Cast(weights, scores, RoundMode::CAST_ROUND, tile.keys * half_);
     SetFlag<HardEvent::V_MTE3>(WEIGHTS_OUT);
     WaitFlag<HardEvent::V_MTE3>(WEIGHTS_OUT);
     DataCopy(work_.weights[(tile.number % 2 * 2 + sub_) * S::TILE * half_], weights, tile.keys * half_);
-    SetFlag<HardEvent::MTE3_V>(WEIGHTS_OUT);
+    free_weights();
     CrossCoreSetFlag<2, PIPE_MTE3>(WEIGHTS_READY);
 
     Add(added, scores, added, LANES, repeats, BinaryRepeatParams(1, 1, 1, 0, 8, 0));
-    SetFlag<HardEvent::V_MTE2>(SCORES_IN);
+    free_scores();
     Brcb(spread(tile.number % 2), factor, half_ / 8, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
     for (int32_t lanes = LANES / 2; lanes >= half_; lanes /= 2) {
@@ -251,9 +255,7 @@ class VectorSide {
       CrossCoreWaitFlag(PRODUCT_READY);
       for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) add_chunk(tile, chunk);
     }
-    if (!tile.last) return;
-    PipeBarrier<PIPE_V>();
-    finish(tile);
+    if (tile.last) finish(tile);
   }
 
   __aicore__ inline void add_chunk(const Tile& tile, int32_t chunk) {
@@ -261,14 +263,14 @@ class VectorSide {
     const LocalTensor<float> added =
         ub(P::PRODUCT + buffer * P::PRODUCT_BYTES, P::PRODUCT_BYTES / 4);
     const int32_t row = (tile.number % 2 * S::CHUNKS + chunk) * t_.group + sub_ * half_;
-    WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN + buffer);
+    take_product(buffer);
     DataCopy(added, work_.products[row * COLUMNS], half_ * COLUMNS);
     SetFlag<HardEvent::MTE2_V>(PRODUCT_IN + buffer);
     WaitFlag<HardEvent::MTE2_V>(PRODUCT_IN + buffer);
     for (int32_t at = 0; at < COLUMNS; at += LANES)
       FusedMulAdd(sums(chunk)[at], spread(tile.number % 2), added[at], LANES, half_,
                   BinaryRepeatParams(1, 0, 1, COLUMNS / 8, 1, COLUMNS / 8));
-    SetFlag<HardEvent::V_MTE2>(PRODUCT_IN + buffer);
+    free_product(buffer);
   }
 
   __aicore__ inline LocalTensor<float> sums(int32_t chunk) const {
@@ -319,6 +321,7 @@ class VectorSide {
     WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
+  // A block has one task where rows are split, so nothing comes after it.
   __aicore__ inline void store_part(const Task& task) {
     const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
     const GlobalTensor<float> to = parts_[task.index * (part_bytes(S::LATENT) / 4)];
@@ -328,9 +331,6 @@ class VectorSide {
       DataCopy(to[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(chunk), half_ * COLUMNS);
     DataCopy(to[GROUP * S::LATENT + sub_ * half_], statistics, half_);
     DataCopy(to[GROUP * (S::LATENT + 1) + sub_ * half_], statistics[LANES], half_);
-    // Once per task; others may then use the place of results.
-    SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
-    WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
   const Tiling& t_;
