@@ -4,6 +4,10 @@
 // AIVs halve the keys of their block, of AIV p % 2 of block p / 2. At each level the AIV of every
 // fourth list that is left merges it with the next three. Lists keep the order of their keys, so
 // equal scores keep the lower position first.
+//
+// Before the first level samples bound the score of the last record that can be kept: each of them
+// stands for SAMPLE_STEP records that are no smaller. Lists are cut there; for evenly spread scores
+// little more than `count` records of all lists together are merged then.
 #pragma once
 
 #include "finish.h"
@@ -14,11 +18,17 @@ namespace lightning_indexer {
 template <class Tiles>
 class Merge {
  public:
-  static constexpr int32_t TOP = Tiles::TOP, LIST = 2 * TOP, UNIT = Tiles::UNIT;
+  static constexpr int32_t LIST = Tiles::LIST, UNIT = Tiles::UNIT;
+  static constexpr int32_t BLOCK_PLACES = Tiles::LISTS * Tiles::PLACE / 8;  // units of 32 bytes
 
   __aicore__ Merge(const Work& work, const Shares& shares, const Buffers<Tiles>& ub, GM_ADDR lists)
-      : work_(work), shares_(shares), ub_(ub) {
+      : work_(work),
+        shares_(shares),
+        ub_(ub),
+        block_(int32_t(GetBlockIdx()) / VECTORS),
+        vector_(int32_t(GetSubBlockIdx())) {
     lists_.SetGlobalBuffer((__gm__ float*)lists);
+    sizes_.SetGlobalBuffer((__gm__ int32_t*)lists);
   }
 
   __aicore__ int32_t parts(const Group& group) const {
@@ -31,35 +41,180 @@ class Merge {
     return most;
   }
 
-  // The list of this AIV's part.
+  // The list of this AIV's part, with room for its samples, and the samples.
   __aicore__ void store(const Segment& s, int32_t row, const LocalTensor<float>& list,
                         int32_t size) const {
-    const int32_t block = int32_t(GetBlockIdx()) / VECTORS, vector = int32_t(GetSubBlockIdx());
+    const int64_t to = place(block_, s.slot, vector_, row);
+    fill_from(list, LOWEST, 2 * size, 2 * SAMPLE_STEP * Tiles::SAMPLES);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID1);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID1);
-    DataCopy(lists_[place(block, s.slot, vector, row)], list, round_up(2 * size, 8));
+    if (size > 0) DataCopy(lists_[to], list, round_up(2 * size, 8));
+    // The block of four records that ends with the sampled one.
+    DataCopy(lists_[to + Tiles::SAMPLES_AT], list[2 * (SAMPLE_STEP - 4)],
+             DataCopyParams(Tiles::SAMPLES, 1, SAMPLE_STEP / 4 - 1, 0));
     SetFlag<HardEvent::MTE3_V>(EVENT_ID1);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID1);
   }
 
+  // A merged list and its size.
+  __aicore__ void store_merged(const Segment& s, int32_t row, const LocalTensor<float>& list,
+                               int32_t size) const {
+    const int64_t to = place(block_, s.slot, vector_, row);
+    const LocalTensor<int32_t> own = ub_.sizes[8 * 4];
+    own.SetValue(0, size);
+    SetFlag<HardEvent::S_MTE3>(EVENT_ID0);
+    WaitFlag<HardEvent::S_MTE3>(EVENT_ID0);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    DataCopy(lists_[to + Tiles::MERGED_AT], list, round_up(2 * size, 8));
+    DataCopyPad(sizes_[to + Tiles::SIZE_AT], own, DataCopyExtParams(1, sizeof(int32_t), 0, 0, 0));
+    SetFlag<HardEvent::MTE3_S>(EVENT_ID0);
+    WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
+  }
+
   // Merges the lists of parts p, p + stride, p + 2 stride, p + 3 stride of this AIV's row into
-  // `to`, where part p is this AIV's. Returns the size, or -1 where nothing is to be merged.
+  // `to`, where part p is this AIV's. Returns the size, or 0 where nothing is to be merged.
   __aicore__ int32_t merge(const Segment& s, int32_t row, int32_t seen, int32_t stride,
                            const LocalTensor<float>& to) const {
     const int32_t own = part(s), all = parts(s.group);
-    if (own % (4 * stride) != 0 || own + stride >= all) return -1;
-    int32_t lists = 0, total = 0;
+    if (own % (4 * stride) != 0 || all == 1 || (stride > 1 && own + stride >= all)) return 0;
+    const int32_t samples = all * Tiles::SAMPLES;
+    const int32_t needed = (work_.tiling.count + SAMPLE_STEP - 1) / SAMPLE_STEP;
+    const bool cut = stride == 1 && all > 4 && samples >= needed && 2 * samples <= LIST;
+    const float least = cut ? least_score(s, row, needed) : LOWEST;
+    const int32_t end = smaller(own + 4 * stride, all);
     uint16_t lengths[4] = {1, 1, 1, 1};
-    for (int32_t p = own; p < own + 4 * stride && p < all; p += stride) {
-      const int32_t size = load(s.group, p, smaller(p + stride, all), row, seen, lists);
-      if (size == 0) continue;
-      lengths[lists++] = uint16_t(size);
-      total += size;
+    const int32_t lists = stride == 1 ? load_parts(s, row, seen, {own, end}, lengths)
+                                      : load_merged(s, row, seen, {own, end}, stride, lengths);
+    if (lists == 0) return 0;
+    if (cut) shorten(least, lists, lengths);
+    return merge_loaded(lists, lengths, to);
+  }
+
+ private:
+  __aicore__ int32_t part(const Segment& s) const {
+    const int32_t block = block_ - shares_.block_of(s.group.base);
+    return s.halved ? VECTORS * block + vector_ : block;
+  }
+  __aicore__ int64_t place(int32_t block, int32_t slot, int32_t vector, int32_t row) const {
+    return ((int64_t(block) * 2 + slot) * VECTORS + vector) * ROWS_PER_VECTOR * Tiles::PLACE +
+           row * Tiles::PLACE;
+  }
+  __aicore__ Segment segment(const Group& group, int32_t p) const {
+    return segment_of(group, shares_, block(group, p), Tiles::STEP);
+  }
+  __aicore__ int32_t block(const Group& group, int32_t p) const {
+    return shares_.block_of(group.base) + (shares_.halves(group) ? p / VECTORS : p);
+  }
+  __aicore__ int32_t vector(const Segment& s, int32_t p) const {
+    return s.halved ? p % VECTORS : vector_;
+  }
+
+  // A score that at least `count` records of all parts reach: the `needed`-th of the samples.
+  __aicore__ float least_score(const Segment& own, int32_t row, int32_t needed) const {
+    const Span blocks = shares_.blocks(own.group);
+    const Segment first = segment(own.group, 0);
+    const int32_t more = blocks.end - blocks.begin - 1;
+    int32_t words = 0;
+    for (int32_t v = 0; v < (own.halved ? VECTORS : 1); ++v) {
+      DataCopy(ub_.pieces[words],
+               lists_[place(blocks.begin, first.slot, vector(own, v), row) + Tiles::SAMPLES_AT],
+               8 * Tiles::SAMPLES);
+      words += 8 * Tiles::SAMPLES;
+      DataCopy(ub_.pieces[words],
+               lists_[place(blocks.begin + 1, 0, vector(own, v), row) + Tiles::SAMPLES_AT],
+               DataCopyParams(more, Tiles::SAMPLES, BLOCK_PLACES - Tiles::SAMPLES, 0));
+      words += 8 * Tiles::SAMPLES * more;
     }
-    if (lists == 0) return -1;
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID5);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID5);
+    // Of each eight words the seventh.
+    uint64_t kept = 0;
+    GatherMask(ub_.left, ub_.pieces, 5, true, words, GatherMaskParams(1, 1, 8, 0), kept);
+    PipeBarrier<PIPE_V>();
+    GatherMask(ub_.values, ub_.left, 2, true, words / 4, GatherMaskParams(1, 1, 8, 0), kept);
+    PipeBarrier<PIPE_V>();
+    const int32_t samples = words / 8, lanes = round_up(samples, 32);
+    fill_from(ub_.values, LOWEST, samples, lanes);
+    PipeBarrier<PIPE_V>();
+    const LocalTensor<float> sorted = sort(ub_, ub_.values, ub_.places, lanes);
+    // S, and what it issues later, comes after the vector instructions, and shorten() after S.
+    SetFlag<HardEvent::V_S>(EVENT_ID2);
+    WaitFlag<HardEvent::V_S>(EVENT_ID2);
+    return sorted.GetValue(2 * (needed - 1));
+  }
+
+  // Lists of single parts, whose lengths follow from their keys.
+  __aicore__ int32_t load_parts(const Segment& own, int32_t row, int32_t seen, Span parts,
+                                uint16_t* lengths) const {
+    int32_t lists = 0;
+    for (int32_t p = parts.begin; p < parts.end; ++p) {
+      const Segment s = segment(own.group, p);
+      const Span units = s.part[p % VECTORS];
+      const int32_t keys = smaller(seen, units.end * UNIT) - smaller(seen, units.begin * UNIT);
+      const int32_t size = smaller(work_.tiling.count, keys);
+      if (size == 0) continue;
+      DataCopy(ub_.pieces[lists * LIST],
+               lists_[place(block(own.group, p), s.slot, vector(s, p), row)],
+               round_up(2 * size, 8));
+      lengths[lists++] = uint16_t(size);
+    }
+    return lists;
+  }
+
+  // Merged lists, which have their lengths beside them.
+  __aicore__ int32_t load_merged(const Segment& own, int32_t row, int32_t seen, Span parts,
+                                 int32_t stride, uint16_t* lengths) const {
+    int64_t places[4];
+    int32_t lists = 0;
+    for (int32_t p = parts.begin; p < parts.end; p += stride) {
+      const Segment s = segment(own.group, p);
+      // Keys rise with parts: where this one has none that the row sees, later ones have none.
+      if (s.part[p % VECTORS].begin * UNIT >= seen) break;
+      places[lists] = place(block(own.group, p), s.slot, vector(s, p), row);
+      DataCopyPad(ub_.sizes[8 * lists], sizes_[places[lists] + Tiles::SIZE_AT],
+                  DataCopyExtParams(1, sizeof(int32_t), 0, 0, 0), DataCopyPadExtParams<int32_t>());
+      ++lists;
+    }
+    SetFlag<HardEvent::MTE2_S>(EVENT_ID0);
+    WaitFlag<HardEvent::MTE2_S>(EVENT_ID0);
+    for (int32_t i = 0; i < lists; ++i) {
+      lengths[i] = uint16_t(ub_.sizes.GetValue(8 * i));
+      DataCopy(ub_.pieces[i * LIST], lists_[places[i] + Tiles::MERGED_AT],
+               round_up(2 * lengths[i], 8));
+    }
+    SetFlag<HardEvent::S_MTE2>(EVENT_ID0);
+    WaitFlag<HardEvent::S_MTE2>(EVENT_ID0);
+    return lists;
+  }
+
+  // Cuts the loaded lists before the first record below `least`; at least one record stays.
+  __aicore__ void shorten(float least, int32_t lists, uint16_t* lengths) const {
+    SetFlag<HardEvent::MTE2_S>(EVENT_ID1);
+    WaitFlag<HardEvent::MTE2_S>(EVENT_ID1);
+    for (int32_t i = 0; i < lists; ++i) {
+      int32_t low = 1, high = lengths[i];  // the answer lies in low … high
+      while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (ub_.pieces.GetValue(i * LIST + 2 * middle) >= least) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      lengths[i] = uint16_t(low);
+    }
+    SetFlag<HardEvent::S_MTE2>(EVENT_ID1);
+    WaitFlag<HardEvent::S_MTE2>(EVENT_ID1);
+  }
+
+  __aicore__ int32_t merge_loaded(int32_t lists, const uint16_t* lengths,
+                                  const LocalTensor<float>& to) const {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
-    const int32_t size = smaller(total, work_.tiling.count);
+    int32_t size = 0;
+    for (int32_t i = 0; i < lists; ++i) size += lengths[i];
+    size = smaller(size, work_.tiling.count);
     const LocalTensor<float> from = ub_.pieces;
     LocalTensor<float> merged = from;
     if (lists > 1) {
@@ -75,42 +230,12 @@ class Merge {
     return size;
   }
 
-  __aicore__ int32_t part(const Segment& s) const {
-    const int32_t block =
-        int32_t(GetBlockIdx()) / VECTORS - shares_.block_of(s.group.base);
-    return s.halved ? VECTORS * block + int32_t(GetSubBlockIdx()) : block;
-  }
-
- private:
-  __aicore__ int64_t place(int32_t block, int32_t slot, int32_t vector, int32_t row) const {
-    return ((int64_t(block) * 2 + slot) * VECTORS + vector) * ROWS_PER_VECTOR * LIST + row * LIST;
-  }
-  __aicore__ Segment segment(const Group& group, int32_t p) const {
-    return segment_of(group, shares_, block(group, p), Tiles::STEP);
-  }
-  __aicore__ int32_t block(const Group& group, int32_t p) const {
-    return shares_.block_of(group.base) + (shares_.halves(group) ? p / VECTORS : p);
-  }
-
-  // Loads the list of parts first to end - 1, which lies where part `first` has its own.
-  __aicore__ int32_t load(const Group& group, int32_t first, int32_t end, int32_t row,
-                          int32_t seen, int32_t number) const {
-    const Segment s = segment(group, first), last = segment(group, end - 1);
-    const int32_t from = s.part[first % VECTORS].begin;
-    const int32_t until = last.part[(end - 1) % VECTORS].end;
-    const int32_t size =
-        smaller(work_.tiling.count, smaller(seen, until * UNIT) - smaller(seen, from * UNIT));
-    if (size == 0) return 0;
-    const int32_t vector = s.halved ? first % VECTORS : int32_t(GetSubBlockIdx());
-    DataCopy(ub_.pieces[number * LIST], lists_[place(block(group, first), s.slot, vector, row)],
-             round_up(2 * size, 8));
-    return size;
-  }
-
   const Work& work_;
   const Shares& shares_;
   const Buffers<Tiles>& ub_;
+  const int32_t block_, vector_;
   GlobalTensor<float> lists_;
+  GlobalTensor<int32_t> sizes_;
 };
 
 }  // namespace lightning_indexer

@@ -33,7 +33,8 @@ class Selection {
   // ub.scores holds n scores of positions first, first + 1, …, none of them NaN, then -infinity.
   __aicore__ void add(int32_t row, int32_t first, int32_t n) {
     Row& r = rows_[row];
-    if (r.used + KEYS > TOP) flush(row);
+    // While everything is kept, sorting keeps up with the tiles, so that little is left at the end.
+    if (r.used + KEYS > TOP || r.kept < count_) flush(row);
     const LocalTensor<float> values = ub_.values[row * TOP + r.used];
     const LocalTensor<int32_t> places = ub_.places[row * TOP + r.used];
     if (r.kept < count_) {

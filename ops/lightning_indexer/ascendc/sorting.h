@@ -31,9 +31,10 @@ struct Buffers {
   static constexpr int32_t FOUR = 4 * LIST;
   static constexpr int32_t PIECES = 2 * PIECE > FOUR ? 2 * PIECE : FOUR;
   static constexpr int32_t WORDS = PIECES + 2 * ROWS * TOP + (3 + ROWS) * LIST + 4 * KEYS +
-                                   4 * HEAD_WORDS + KEYS / 32 + 64;
+                                   4 * HEAD_WORDS + 64 + 8 * 5;
   static_assert(WORDS * 4 <= 192 * 1024 - 256, "UB");
   static_assert(2 * ROWS * TOP + 2 * LIST >= FOUR, "merged lists end before `right`");
+  static_assert(KEYS <= 8 * 256, "bits");
   static_assert(TOP >= 2 * KEYS && TOP <= 2048 && KEYS % 64 == 0, "tiles");
 
   __aicore__ explicit Buffers(TPipe& pipe) {
@@ -57,7 +58,8 @@ struct Buffers {
     raw_weights = take<float>(HEAD_WORDS);
     query_scales = take<float>(HEAD_WORDS);
     raw_query_scales = take<float>(HEAD_WORDS);
-    bits = take<uint8_t>(KEYS / 32 + 64);
+    bits = take<uint8_t>(64);
+    sizes = take<int32_t>(8 * 5);
   }
 
   LocalTensor<float> pieces;  // two pieces of scores, or four lists
@@ -70,6 +72,7 @@ struct Buffers {
   LocalTensor<int32_t> ramp;
   LocalTensor<float> weights, raw_weights, query_scales, raw_query_scales;
   LocalTensor<uint8_t> bits;
+  LocalTensor<int32_t> sizes;  // of four lists that come, and of one that goes
 
  private:
   template <class T>

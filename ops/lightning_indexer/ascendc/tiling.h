@@ -35,6 +35,9 @@ struct Tiling {
 // Rows of one product, and rows that one AIV selects for.
 constexpr int32_t MOST_ROWS = 128, ROWS_PER_VECTOR = 2, VECTORS = 2;
 
+// Lists are sampled at every SAMPLE_STEP-th record to bound the score of the last one kept.
+constexpr int32_t SAMPLE_STEP = 32;
+
 // Cross-core flags of a block: a step's scores are in GM; its buffer may be written again.
 constexpr uint16_t READY = 0, FREE = 1;
 
@@ -52,10 +55,14 @@ struct Tiles {
   static constexpr int64_t SCORES = int64_t(MOST_ROWS) * KEYS;  // of one buffer of one block
   static constexpr int32_t BUFFERS = 2;
   // Partial lists of a block: of the rows that it shares with the block before it and after it.
+  // Each place holds a list, a merged list, samples and the merged list's size, in words.
   static constexpr int32_t LISTS = 2 * VECTORS * ROWS_PER_VECTOR;
+  static constexpr int32_t LIST = 2 * TOP, SAMPLES = TOP >= 8 * SAMPLE_STEP ? 8 : TOP / SAMPLE_STEP;
+  static constexpr int32_t MERGED_AT = LIST, SAMPLES_AT = 2 * LIST;
+  static constexpr int32_t SIZE_AT = SAMPLES_AT + 8 * SAMPLES, PLACE = SIZE_AT + 8;
 
   static constexpr int64_t scores_bytes(int64_t blocks) { return blocks * BUFFERS * SCORES * 4; }
-  static constexpr int64_t lists_bytes(int64_t blocks) { return blocks * LISTS * TOP * 8; }
+  static constexpr int64_t lists_bytes(int64_t blocks) { return blocks * LISTS * PLACE * 4; }
 };
 
 using Production = Tiles<128, 4, 2048>;

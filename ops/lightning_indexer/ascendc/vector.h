@@ -32,10 +32,9 @@ class VectorSide {
       select(s);
       const bool shared = merge_.parts(s.group) > 1;
       for (int32_t i = 0; i < rows(s); ++i) {
-        if (selection_.size(i) == 0) continue;
         if (shared) {
           merge_.store(s, i, selection_.best(i), selection_.size(i));
-        } else {
+        } else if (selection_.size(i) > 0) {
           results_.write(s.group.first + first_row(s) + i, selection_.best(i), selection_.size(i));
         }
       }
@@ -127,9 +126,9 @@ class VectorSide {
       const int32_t row = first_row(s) + i;
       const int32_t size =
           merge_.merge(s, i, s.group.visible(row), stride, selection_.best(0));
-      if (size < 0) continue;
+      if (size == 0) continue;
       if (4 * stride < parts) {
-        merge_.store(s, i, selection_.best(0), size);
+        merge_.store_merged(s, i, selection_.best(0), size);
       } else {
         results_.write(s.group.first + row, selection_.best(0), size);
       }

@@ -41,6 +41,7 @@ class Scene:
     count: int = 64
     causal: bool = True
     by_score: bool = False
+    equal: bool = False
 
     def call(self, seed: int = 0) -> Call:
         """Random arguments; what no request uses of a page is NaN, or 127 in int8."""
@@ -61,6 +62,8 @@ class Scene:
 
     def _keys(self, gen: torch.Generator) -> tuple[Tensor, Keys]:
         rows = [torch.randn(n, 128, generator=gen) for n in self.keys]
+        if self.equal:
+            rows = [rows[0][:1].repeat(n, 1) for n in self.keys]
         if not self.page:
             return torch.cat(rows), Keys(list(self.keys), _starts(self.keys), CPU)
         needed = [-(-n // self.page) for n in self.keys]
@@ -84,6 +87,10 @@ F16, INT8 = torch.float16, torch.int8
 SCENES = {
     # One row over all AIVs, merged at two levels.
     "decode": Scene((1,), (1500,), blocks=3, count=100),
+    # Four rows over five blocks, so that an AIV merges two of them at a level.
+    "spread": Scene((4,), (1200,), blocks=5, count=100),
+    # No list can be cut where all scores are equal.
+    "ties": Scene((4, 1), (1200, 900), blocks=7, count=100, equal=True),
     "drafts": Scene((4, 3, 1, 2), (700, 333, 40, 7), 3, heads=32, dtype=F16, weights=F16, page=16),
     "int8": Scene((2, 1, 4), (500, 700, 130), 3, dtype=INT8, weights=F16, page=32, count=100),
     # Many small segments per block, rows without keys, by score.
