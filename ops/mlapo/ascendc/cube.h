@@ -12,7 +12,7 @@ template <class T, class A, class B, class Tiles>
 class Cube {
   template <class W>
   using Sum = typename std::conditional<sizeof(W) == 1, int32_t, float>::type;
-  static constexpr int32_t ACTIVATIONS = Tiles::SLOTS;  // event of their buffer
+  static constexpr int32_t ACTIVATIONS = Tiles::SLOTS;  // first event of their buffers
 
  public:
   __aicore__ inline void init(TPipe& pipe, const Arguments& arguments, const Tiling& tiling) {
@@ -89,27 +89,58 @@ class Cube {
     return rows[slot * t_.group * t_.nope];
   }
 
-  // Rows of what the weight multiplies, K blocks k0 .. k0 + depth, to NZ. One row is loaded twice:
-  // with m = 1 Mmad would want another layout.
+  // Rows of what the weight multiplies, K blocks k0 .. k0 + depth, to NZ in one of two buffers. One
+  // row is loaded twice: with m = 1 Mmad would want another layout.
   template <class W>
   __aicore__ inline void load_rows(int32_t stage, int32_t group, int32_t matrix, int32_t k0,
-                                   int32_t depth) {
+                                   int32_t depth, int32_t buffer) {
     constexpr int32_t C0 = 32 / sizeof(W);
     const int32_t width = stage == DOWN ? t_.hidden : stage == UP ? t_.q_lora : t_.nope;
     const GlobalTensor<W> rows = rows_of<W>(stage, group, matrix)[k0 * C0];
-    const LocalTensor<W> buffer =
-        l1_.Get<int8_t>()[Tiles::SLOTS * Tiles::SLOT].template ReinterpretCast<W>();
-    if (held_) {
+    const LocalTensor<W> to = activations<W>(buffer);
+    if (loads_ >= 2) {
       SetFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
       WaitFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
     }
-    held_ = true;
+    loads_++;
     const Nd2NzParams move(1, uint16_t(tokens_), uint16_t(depth * C0), 0, uint16_t(width),
                            uint16_t(rows_), 1, 0);
-    DataCopy(buffer, rows, move);
-    if (tokens_ == 1) DataCopy(buffer[C0], rows, move);
-    SetFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS);
-    WaitFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS);
+    DataCopy(to, rows, move);
+    if (tokens_ == 1) DataCopy(to[C0], rows, move);
+    SetFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS + buffer);
+    loading_[buffer] = true;
+  }
+  template <class W>
+  __aicore__ inline LocalTensor<W> activations(int32_t buffer) {
+    return l1_.Get<int8_t>()[Tiles::SLOTS * Tiles::SLOT + buffer * (Tiles::ACTIVATIONS / 2)]
+        .template ReinterpretCast<W>();
+  }
+
+  // A portion of the activations by number: those of a matrix, one after the other. Loads it where
+  // neither buffer has it.
+  template <class W>
+  __aicore__ inline void want(int32_t stage, int32_t group, const Pass& pass, int32_t start) {
+    const int32_t portion = order_.portion();
+    const int32_t wanted = pass.matrix * ((pass.k + portion - 1) / portion) + start / portion;
+    if (there_[0] == wanted || there_[1] == wanted) return;
+    const int32_t buffer = 1 - current_;
+    load_rows<W>(stage, group, pass.matrix, pass.k0 + start, least(portion, pass.k - start), buffer);
+    there_[buffer] = wanted;
+  }
+  // Makes it the current one, and has the next one loaded meanwhile.
+  template <class W>
+  __aicore__ inline void turn_to(int32_t stage, int32_t group, int32_t number, const Pass& pass,
+                                 int32_t start) {
+    const int32_t portion = order_.portion();
+    want<W>(stage, group, pass, start);
+    const int32_t wanted = pass.matrix * ((pass.k + portion - 1) / portion) + start / portion;
+    current_ = there_[0] == wanted ? 0 : 1;
+    if (start + portion < pass.k)
+      want<W>(stage, group, pass, start + portion);
+    else if (number + 1 < order_.passes(stage))
+      want<W>(stage, group, order_.pass(stage, number + 1), 0);
+    if (loading_[current_]) WaitFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS + current_);
+    loading_[current_] = false;
   }
 
   template <class W>
@@ -117,22 +148,17 @@ class Cube {
     tokens_ = least(t_.group, t_.tokens - group * t_.group);
     rows_ = tokens_ > 2 ? tokens_ : 2;
     padded_ = (rows_ + 15) / 16 * 16;
+    there_[0] = there_[1] = -1;
     const int32_t portion = order_.portion();
-    const bool once = order_.depth(stage) <= portion;
-    int32_t matrix = -1;
     for (int32_t i = 0; i < order_.passes(stage); i++) {
       const Pass pass = order_.pass(stage, i);
       const int32_t half = sums_ % 2;
       if (sums_ >= 2) WaitFlag<HardEvent::FIX_M>(half);
       for (int32_t done = 0; done < pass.k;) {
         const int32_t start = done / portion * portion;
-        if (done == start && !(once && pass.matrix == matrix)) {
-          fetch();
-          load_rows<W>(stage, group, pass.matrix, pass.k0 + start, least(portion, pass.k - start));
-          matrix = pass.matrix;
-        }
-        const int32_t taken = order_.chunk(pass, done);
         fetch();
+        if (done == start) turn_to<W>(stage, group, i, pass, start);
+        const int32_t taken = order_.chunk(pass, done);
         chunk<W>(pass, done, done - start, least(portion, pass.k - start), taken);
         done += taken;
       }
@@ -152,8 +178,7 @@ class Cube {
     constexpr int32_t C0 = 32 / sizeof(W);
     const int32_t slot = used_ % Tiles::SLOTS;
     const LocalTensor<W> weights = l1_.Get<int8_t>()[slot * Tiles::SLOT].template ReinterpretCast<W>();
-    const LocalTensor<W> rows =
-        l1_.Get<int8_t>()[Tiles::SLOTS * Tiles::SLOT].template ReinterpretCast<W>();
+    const LocalTensor<W> rows = activations<W>(current_);
     const LocalTensor<Sum<W>> sums =
         l0c_.Get<int8_t>()[sums_ % 2 * Tiles::SUMS].template ReinterpretCast<Sum<W>>();
     WaitFlag<HardEvent::MTE2_MTE1>(slot);
@@ -229,9 +254,12 @@ class Cube {
   TBuf<TPosition::CO1> l0c_;
   Sequence<A, B, Tiles> order_;
   Chunks<Sequence<A, B, Tiles>> ahead_;
-  int32_t loaded_ = 0, used_ = 0, pieces_ = 0, sums_ = 0;
+  int32_t loaded_ = 0, used_ = 0, loads_ = 0, pieces_ = 0, sums_ = 0;
   int32_t tokens_ = 0, rows_ = 0, padded_ = 0;
-  bool held_ = false;
+  // Of the two buffers of activations: portions that they hold, whether they are being loaded, and
+  // which one is in use.
+  int32_t there_[2] = {-1, -1}, current_ = 1;
+  bool loading_[2] = {false, false};
 };
 
 }  // namespace mlapo

@@ -46,7 +46,7 @@ class Sequence {
     k0_[UP] = k0_[ABSORB_STAGE] = 0;
     k_[UP] = t.q_lora * int32_t(sizeof(B)) / 32;
     k_[ABSORB_STAGE] = t.nope / 16;
-    portion_ = Tiles::ACTIVATIONS / (rows_ * 32);
+    portion_ = Tiles::ACTIVATIONS / 2 / (rows_ * 32);
     padded_ = padded;
     count_all();
   }

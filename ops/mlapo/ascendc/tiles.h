@@ -6,7 +6,7 @@
 namespace mlapo {
 
 // GROUP tokens go through the stages together. L1: SLOTS buffers of SLOT bytes for weights, and
-// ACTIVATIONS bytes for what they multiply. L0: bytes of one half of L0A and of L0B; SUMS: of one
+// ACTIVATIONS bytes in two buffers for what they multiply. L0: bytes of one half of L0A and of L0B; SUMS: of one
 // half of L0C. ROW: most elements of a row of x; LATENT: of the q latent; COLUMNS: of the first
 // product; VALUES: most values in a tile of heads; ABSORB: columns of W_UK in one product.
 template <int32_t GROUP_, int32_t SLOTS_, int32_t SLOT_, int32_t ACTIVATIONS_, int32_t L0_,
@@ -33,13 +33,14 @@ struct Tiles {
   static_assert(SLOTS * SLOT + ACTIVATIONS <= 512 * 1024 - 256, "weights and activations exceed L1");
   static_assert(2 * L0 <= 64 * 1024, "two halves exceed L0A and L0B");
   static_assert(2 * SUMS <= 128 * 1024, "two halves exceed L0C");
-  static_assert(SLOTS + 1 <= 8, "a slot and the activations need an event each");
+  static_assert(SLOTS + 2 <= 8, "slots and both buffers of activations need an event each");
+  static_assert(GROUP * BLOCK <= ACTIVATIONS / 2, "a column block exceeds the activations in L1");
   static_assert(GROUP % 16 == 0 && GROUP * BLOCK <= L0, "a column block of activations exceeds L0A");
   static_assert(ABSORB * BLOCK <= SLOT && ABSORB * BLOCK <= L0 && ABSORB * GROUP * 4 <= SUMS,
                 "a product of W_UK is too large");
 
   static constexpr Limits limits() {
-    return {GROUP, ROW, COLUMNS, LATENT, VALUES, ABSORB, SPLIT_K};
+    return {GROUP, ROW, COLUMNS, LATENT, VALUES, ABSORB, SPLIT_K, SUMS};
   }
 };
 

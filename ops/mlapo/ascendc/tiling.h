@@ -26,7 +26,7 @@ struct Tiling {
 
 // Capacities of a set of tile sizes, as tiles.h has them.
 struct Limits {
-  int32_t group, row, columns, latent, tile_values, absorb_tile, split_k;
+  int32_t group, row, columns, latent, tile_values, absorb_tile, split_k, sums;
 };
 
 enum Refusal : int32_t {
@@ -70,10 +70,15 @@ inline int32_t check(const Tiling& t, const Limits& limits, int32_t x_bytes, int
 inline int32_t plan(Tiling& t, const Limits& limits, int32_t x_bytes, int32_t latent_bytes) {
   if (const int32_t refusal = check(t, limits, x_bytes, latent_bytes)) return refusal;
   const int32_t columns = t.q_lora + t.kv_lora + t.rope, width = t.nope + t.rope;
-  t.group = least(t.tokens, limits.group);
-  // Every core of a row of cores reads all of its part of x: with many tokens the parts count more
-  // than the additional sums.
-  t.split_k = t.cores % limits.split_k == 0 && t.group > limits.group / 4 ? limits.split_k : 1;
+  // Groups of one size, whole rows of fractals where there are several.
+  const int32_t groups = (t.tokens + limits.group - 1) / limits.group;
+  t.group = groups == 1 ? t.tokens : ((t.tokens + groups - 1) / groups + 15) / 16 * 16;
+  // Every core reads its part of x: with many tokens a part of K counts more than additional sums,
+  // as long as the columns that it brings fit one product.
+  const int32_t wide = (columns / 16 * limits.split_k + t.cores - 1) / t.cores * 16;
+  const bool fits = int64_t(wide) * ((t.group + 15) / 16 * 16) * 4 <= limits.sums;
+  t.split_k =
+      t.cores % limits.split_k == 0 && t.group > limits.group / 8 && fits ? limits.split_k : 1;
   // As many heads as leave a tile for every AIV, within the buffers.
   const int32_t most = least(t.heads, limits.tile_values / width);
   int32_t tile = 1;
