@@ -1,5 +1,6 @@
-# make demo   install, then quantise, serve and compare the small model
-# make test   install, then lint, type check and run every test
+# make demo    install, then quantise, serve and compare the small model
+# make test    install, then lint, type check and run every test
+# make nightly the emulated kernels under more schedules and at full sizes; records rows
 #
 # Both create .venv themselves. Variables: PYTHON (3.11), PYTHON312 (the second, small test run),
 # TORCH_CPU_INDEX (asked for torch only where pip's own configuration has no CPU build).
@@ -22,7 +23,7 @@ WITH_TORCH := tests/ops tests/quant tests/simulator tests/support
 TOOLS_312 := "transformers>=5.19,<5.20" safetensors "onnx>=1.23,<1.24" "onnxruntime>=1.32,<1.33" "pytest>=9" "pytest-timeout>=2.3"
 
 .NOTPARALLEL:
-.PHONY: demo test install install-dev lint test-312 clean
+.PHONY: demo test nightly install install-dev lint test-312 clean
 
 demo: install
 	@$(BIN)/glm5-ascend demo
@@ -30,6 +31,9 @@ demo: install
 test: lint test-312
 	@echo "== tests"
 	@$(BIN)/python -m pytest -q --durations=10
+
+nightly: install-dev
+	@$(BIN)/python -m tools.nightly --record
 
 install:
 	@tools/install.sh .venv cpu

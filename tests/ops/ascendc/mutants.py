@@ -1,4 +1,4 @@
-"""Mutants of a kernel's synchronisation: one order dropped at run time, which has to be reported."""
+"""Mutants of synchronisation: one order dropped at run time, which has to be reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def orders(runs: Mapping[str, Run]) -> dict[Order, list[str]]:
         for order in report.orders:
             key = order.kind, order.first.key, order.second.key if order.second else ""
             found.setdefault(key, (order, []))[1].append(name)
-    return {order: names for order, names in found.values()}
+    return dict(found.values())
 
 
 def survivors(runs: Mapping[str, Run], where: Mapping[Order, Sequence[str]]) -> list[Order]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,7 @@ SCENES = {
     "decode": Scene((1,), (1500,), blocks=3, count=100),
     # Four rows over five blocks, so that an AIV merges two of them at a level.
     "spread": Scene((4,), (1200,), blocks=5, count=100),
+    "ranked": Scene((4,), (1200,), blocks=5, by_score=True),
     # No list can be cut where all scores are equal.
     "ties": Scene((4, 1), (1200, 900), blocks=7, count=100, equal=True),
     "drafts": Scene((4, 3, 1, 2), (700, 333, 40, 7), 3, heads=32, dtype=F16, weights=F16, page=16),
@@ -139,9 +141,12 @@ def launched(scene: Scene, options: Options, *, seed: int = 0, sanitize: bool = 
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_both_schedulers_run_clean_and_right(name: str) -> None:
+def test_both_schedulers_run_clean_and_right(
+    name: str, seeds: range, record_property: Callable[[str, object], None]
+) -> None:
     assert launched(SCENES[name], DIRECT).findings == ()
-    for seed in range(10):
+    record_property("launches", 1 + len(seeds))
+    for seed in seeds:
         options = replace(DIRECT, scheduler="random", seed=seed)
         assert launched(SCENES[name], options, seed=seed % 3).findings == ()
 
@@ -151,13 +156,15 @@ def test_no_undefined_behaviour(name: str) -> None:
     assert launched(SCENES[name], DIRECT, sanitize=True).findings == ()
 
 
-def test_every_mutant_is_reported() -> None:
+def test_every_mutant_is_reported(record_property: Callable[[str, object], None]) -> None:
     def run(scene: Scene, order: Order | None) -> Report:
         return launched(scene, replace(DIRECT, disabled=order))
 
     runs = {name: partial(run, scene) for name, scene in SCENES.items()}
     where = mutants.orders(runs)
     missed = {mutants.statement(order) for order in mutants.survivors(runs, where)}
+    record_property("mutants", len(where))
+    record_property("unreported", len(missed))
     assert missed == set(mutants.explained(EXPLAINED))
     assert len(missed) <= 0.02 * len(where)
 
@@ -216,7 +223,7 @@ def conforms(case: Case) -> None:
 
 
 QUICK = [case for case in suite.indexer() if case.size == "quick"]
-REST = [case for case in suite.indexer() if case.size == "normal"]
+REST = [case for case in suite.indexer() if case.size != "quick"]
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -226,5 +233,5 @@ def test_conforms(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", REST, ids=str)
-def test_conforms_in_every_case(case: Case) -> None:
+def test_conforms_in_every_case_and_at_full_size(case: Case) -> None:
     conforms(case)
