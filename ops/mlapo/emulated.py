@@ -60,11 +60,12 @@ class Tiling(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("tokens", "hidden", "q_lora", "kv_lora")),
         *((name, ctypes.c_int32) for name in ("heads", "nope", "rope", "cores", "quantise_x")),
         *((name, ctypes.c_int32) for name in ("x_static", "latent_static", "keep_latent")),
+        *((name, ctypes.c_int32) for name in ("packed", "int8_query")),
         *((name, ctypes.c_float) for name in ("eps_q", "eps_kv")),
         *((name, ctypes.c_int64) for name in ("kv_row", "kr_row")),
         *((name, ctypes.c_int32) for name in ("group", "split_k", "tile_heads", "absorb_tile")),
         *((name, ctypes.c_int64) for name in ("codes_at", "scales_at", "down_at", "up_at")),
-        *((name, ctypes.c_int64) for name in ("nope_at", "workspace")),
+        *((name, ctypes.c_int64) for name in ("nope_at", "query_at", "workspace")),
     )
 
 
@@ -95,10 +96,12 @@ def run(call: Inputs, setting: Setting) -> tuple[Outputs, Report]:
     _check(call)
     library = built(setting.sanitize)
     name, tiling = _plan(call, library, setting)
-    cache_rows = [_rows(cache) for cache in (call.kv_cache, call.kr_cache) if cache is not None]
+    caches = (call.kv_cache, call.kr_cache)
+    cache_rows = [_rows(cache) for cache in caches]
     tiling.kv_row, tiling.kr_row = (rows.shape[-1] for rows in cache_rows)
     results = _results(call)
-    arguments = [*_arguments(call), *_cache_arguments(cache_rows), *results.values()]
+    arguments = [*_arguments(call), *_cache_arguments(cache_rows)]
+    arguments += [output(each, data) for each, data in results.items()]
     report = launch(
         library,
         name,
@@ -107,10 +110,10 @@ def run(call: Inputs, setting: Setting) -> tuple[Outputs, Report]:
         options=setting.options,
     )
     if report.clean:
-        for target, rows in zip((call.kv_cache, call.kr_cache), cache_rows, strict=True):
-            if target is not None and rows.data_ptr() != target.data_ptr():
-                target.copy_(rows.view(target.shape))
-    return _outputs(call, {key: each.data for key, each in results.items()}), report
+        for cache, rows in zip(caches, cache_rows, strict=True):
+            if cache is not None:
+                cache.copy_(rows.view(cache.shape))
+    return _outputs(call, results), report
 
 
 @cache
@@ -123,14 +126,11 @@ def built(sanitize: bool = False) -> Library:
 
 
 def _check(call: Inputs) -> None:
-    refused = {
-        f"activations of {call.dtype}; it takes bfloat16 and float16": call.dtype not in _DTYPES,
-        "packed cache rows (kv_cache_quant_mode 3)": call.kr_cache is None,
-        "an int8 query (query_quant_mode 1)": call.quantise_query,
-    }
-    for what, is_refused in refused.items():
-        if is_refused:
-            raise Declined(f"the AscendC kernel of mlapo does not take {what}")
+    if call.dtype not in _DTYPES:
+        raise Declined(
+            "the AscendC kernel of mlapo takes activations of bfloat16 and float16, not "
+            f"{call.dtype}"
+        )
 
 
 def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling]:
@@ -150,6 +150,8 @@ def _plan(call: Inputs, library: Library, setting: Setting) -> tuple[str, Tiling
             x_static=call.x_static is not None,
             latent_static=call.latent_static is not None,
             keep_latent=call.latent == "float",
+            packed=call.kr_cache is None,
+            int8_query=call.quantise_query,
             eps_q=call.eps_q,
             eps_kv=call.eps_kv,
         )
@@ -204,30 +206,33 @@ def _nothing() -> Tensor:
     return torch.zeros(1)
 
 
-def _rows(cache: Tensor) -> Tensor:
-    """The cache as rows without gaps; a copy where it has gaps."""
-    return cache.contiguous().view(-1, cache.shape[-1])
+def _rows(cache: Tensor | None) -> Tensor:
+    """A copy of the cache as rows without gaps: a launch with findings leaves the cache alone."""
+    if cache is None:
+        return _nothing().view(1, 1)
+    return cache.clone(memory_format=torch.contiguous_format).view(-1, cache.shape[-1])
 
 
 def _cache_arguments(rows: list[Tensor]) -> list[Buffer]:
     return [inout(name, each) for name, each in zip(("kv_cache", "kr_cache"), rows, strict=True)]
 
 
-def _results(call: Inputs) -> dict[str, Buffer]:
+def _results(call: Inputs) -> dict[str, Tensor]:
     s = call.sizes
     codes = call.up_q.is_int8
     latent = s.q_lora if not codes or call.latent == "float" else 0
-    shapes = {
-        "query": ((s.tokens, s.heads, s.kv_lora), call.dtype),
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "query": (
+            (s.tokens, s.heads, s.kv_lora),
+            torch.int8 if call.quantise_query else call.dtype,
+        ),
+        "query_scale": ((s.tokens, s.heads, 1), torch.float32),
         "query_rope": ((s.tokens, s.heads, s.rope), call.dtype),
         "latent": ((s.tokens, latent), call.dtype),
         "latent_codes": ((s.tokens, s.q_lora if codes else 0), torch.int8),
         "latent_scale": ((s.tokens, 1), torch.float32),
     }
-    return {
-        name: output(name, torch.empty(shape, dtype=dtype))
-        for name, (shape, dtype) in shapes.items()
-    }
+    return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
 
 
 def _outputs(call: Inputs, results: dict[str, Tensor]) -> Outputs:
@@ -237,4 +242,5 @@ def _outputs(call: Inputs, results: dict[str, Tensor]) -> Outputs:
         "float": (results["latent"], None),
         "int8": (results["latent_codes"], scale),
     }[call.latent]
-    return Outputs(results["query"], results["query_rope"], None, *latent)
+    query_scale = results["query_scale"] if call.quantise_query else None
+    return Outputs(results["query"], results["query_rope"], query_scale, *latent)

@@ -39,4 +39,4 @@ def fractal_nz(*weights: Tensor) -> Tensor:
 def _blocks(weight: Tensor) -> Tensor:
     """[.., K / C0, N, C0]."""
     c0 = 32 // weight.element_size()
-    return weight.unflatten(-1, (-1, c0)).transpose(-2, -3)
+    return weight.reshape(*weight.shape[:-1], -1, c0).transpose(-2, -3)

@@ -24,9 +24,10 @@ struct Arguments {
   GM_ADDR cos;              // float [tokens, rope / 2]
   GM_ADDR sin;              // likewise
   GM_ADDR slots;            // int32 [tokens]
-  GM_ADDR kv_cache;         // T, rows kv_row apart
+  GM_ADDR kv_cache;         // T, or int8 with packed rows; rows kv_row apart
   GM_ADDR kr_cache;         // T, rows kr_row apart
-  GM_ADDR query;            // T [tokens, heads, kv_lora]
+  GM_ADDR query;            // T or int8 [tokens, heads, kv_lora]
+  GM_ADDR query_scale;      // float [tokens, heads] of an int8 query
   GM_ADDR query_rope;       // T [tokens, heads, rope]
   GM_ADDR latent;           // T [tokens, q_lora]
   GM_ADDR latent_codes;     // int8 [tokens, q_lora]
@@ -46,6 +47,7 @@ enum CrossFlag : uint16_t {
   UP_ALL = 7,
   NOPE_ALL = 8,  // unrotated queries
   NOPE_READY = 9,
+  QUERY_READY = 10,  // queries to be quantised; then NOPE_ALL once more
 };
 
 }  // namespace mlapo

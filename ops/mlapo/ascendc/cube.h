@@ -45,6 +45,7 @@ class Cube {
         fetch();
         CrossCoreWaitFlag(NOPE_READY);
         products<T>(ABSORB_STAGE, absorb);
+        if (t_.int8_query) CrossCoreSetFlag<2, PIPE_FIX>(QUERY_READY);
       }
     }
   }
@@ -229,8 +230,9 @@ class Cube {
     if (stage == ABSORB_STAGE) {
       if constexpr (sizeof(W) == 2) {
         GlobalTensor<W> query;
-        query.SetGlobalBuffer((__gm__ W*)a_.query);
-        const int64_t row = int64_t(group) * t_.group * t_.heads + pass.matrix;
+        query.SetGlobalBuffer((__gm__ W*)(t_.int8_query ? a_.workspace + t_.query_at : a_.query));
+        const int64_t place = t_.int8_query ? group % QUERY_SLOTS : group;
+        const int64_t row = place * t_.group * t_.heads + pass.matrix;
         move.dstStride = uint32_t(t_.heads * columns);
         move.quantPre = std::is_same<W, half_t>::value ? QuantMode_t::F322F16 : QuantMode_t::F322BF16;
         Fixpipe<W, float, CFG_ROW_MAJOR>(query[row * columns + pass.n0], sums, move);

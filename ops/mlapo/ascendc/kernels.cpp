@@ -17,12 +17,13 @@ using SmallTiles = Tiles<16, 3, 4 << 10, 4 << 10, 2 << 10, 4 << 10, 512, 512, 11
       GM_ADDR x, GM_ADDR x_scale, GM_ADDR x_point, GM_ADDR latent_point, GM_ADDR down,            \
       GM_ADDR down_scale, GM_ADDR down_bias, GM_ADDR up, GM_ADDR up_scale, GM_ADDR up_bias,       \
       GM_ADDR absorb, GM_ADDR gamma_q, GM_ADDR gamma_kv, GM_ADDR cos, GM_ADDR sin, GM_ADDR slots, \
-      GM_ADDR kv_cache, GM_ADDR kr_cache, GM_ADDR query, GM_ADDR query_rope, GM_ADDR latent,      \
-      GM_ADDR latent_codes, GM_ADDR latent_scale, GM_ADDR workspace, mlapo::Tiling tiling) {      \
+      GM_ADDR kv_cache, GM_ADDR kr_cache, GM_ADDR query, GM_ADDR query_scale, GM_ADDR query_rope, \
+      GM_ADDR latent, GM_ADDR latent_codes, GM_ADDR latent_scale, GM_ADDR workspace, mlapo::Tiling tiling) {      \
     mlapo::preprocess<T, A, B, mlapo::TILES>(                                                     \
         {x,     x_scale,  x_point,  latent_point, down,     down_scale, down_bias,  up,           \
          up_scale, up_bias, absorb, gamma_q,      gamma_kv, cos,        sin,        slots,        \
-         kv_cache, kr_cache, query, query_rope,   latent,   latent_codes, latent_scale, workspace}, \
+         kv_cache, kr_cache, query, query_scale, query_rope, latent, latent_codes, latent_scale,   \
+         workspace}, \
         tiling);                                                                                  \
   }                                                                                               \
   extern "C" __attribute__((visibility("default"))) int32_t name##_plan(mlapo::Tiling* tiling) {                                         \

@@ -117,9 +117,26 @@ __aicore__ inline void cache_rows(W& w, int32_t group) {
     w.buffers.input_read();
     PipeBarrier<PIPE_V>();
     normed<T>(latent, wide, other, w.gamma_kv, w.t.eps_kv, n, w.numbers);
+    const LocalTensor<int8_t> codes = key[dims].template ReinterpretCast<int8_t>();
+    const LocalTensor<float> scales =
+        output[W::Tiles::OUTPUT - W::Tiles::EXTRA].template ReinterpretCast<float>();
+    if (w.t.packed) {
+      packed<PACK_TILE, T>(codes, scales, latent, wide, other, n, w.numbers);
+      if constexpr (std::is_same<T, half>::value) {
+        const LocalTensor<float> angles = w.turn.cos;  // free again
+        Cast(angles, key, RoundMode::CAST_NONE, dims);
+        PipeBarrier<PIPE_V>();
+        Cast(key.template ReinterpretCast<bfloat16_t>(), angles, RoundMode::CAST_RINT, dims);
+      }
+    }
     w.buffers.output_written();
-    const int32_t slot = slots.GetValue(row);
-    if (slot >= 0) {
+    if (const int32_t slot = slots.GetValue(row); slot >= 0 && w.t.packed) {
+      const int64_t place = slot * w.t.kv_row;
+      DataCopy(w.template gm<int8_t>(w.a.kv_cache, place), codes, n);
+      DataCopy(w.template gm<T>(w.a.kv_cache + place + n), key, dims);
+      DataCopyPad(w.template gm<float>(w.a.kv_cache + place + n + dims * 2), scales,
+                  DataCopyExtParams(1, uint32_t(n / PACK_TILE * 4), 0, 0, 0));
+    } else if (slot >= 0) {
       DataCopy(w.template gm<T>(w.a.kv_cache, slot * w.t.kv_row), latent, n);
       DataCopy(w.template gm<T>(w.a.kr_cache, slot * w.t.kr_row), key, dims);
     }

@@ -1,4 +1,5 @@
-// Stage of the AIVs behind the second product: tiles of some heads of a token.
+// Stages of the AIVs behind the second product, in tiles of some heads of a token, and behind the
+// third, in rows.
 #pragma once
 
 #include "worker.h"
@@ -60,6 +61,40 @@ __aicore__ inline void queries(W& w, int32_t group) {
              turned, heads * dims);
     w.buffers.output_sent();
     PipeBarrier<PIPE_V>();
+  }
+}
+
+// Codes of the absorbed queries, a head of a token at a time.
+template <class W>
+__aicore__ inline void load_query(W& w, int32_t group, int32_t row) {
+  using T = typename W::T;
+  const auto input = w.buffers.open_input();
+  const int64_t place = int64_t(group % QUERY_SLOTS) * w.t.group * w.t.heads + row;
+  DataCopy(input.template ReinterpretCast<T>(),
+           w.template gm<T>(w.a.workspace + w.t.query_at, place * w.t.kv_lora), w.t.kv_lora);
+  w.buffers.input_filled();
+}
+template <class W>
+__aicore__ inline void quantise_queries(W& w, int32_t group) {
+  using T = typename W::T;
+  const int32_t rows = w.rows(group) * w.t.heads, n = w.t.kv_lora;
+  const int64_t first = int64_t(w.first(group)) * w.t.heads;
+  const Point dynamic = {w.numbers.ones, 0.0f, false};
+  if (w.core < rows) load_query(w, group, w.core);
+  for (int32_t row = w.core; row < rows; row += w.cores) {
+    if (row + w.cores < rows) load_query(w, group, row + w.cores);
+    const auto input = w.buffers.take_input();
+    const auto output = w.buffers.open_output();
+    const LocalTensor<int8_t> codes = output.template ReinterpretCast<int8_t>();
+    const LocalTensor<float> scale =
+        output[W::Tiles::OUTPUT - W::Tiles::EXTRA].template ReinterpretCast<float>();
+    quantised<T>(codes, scale, input.template ReinterpretCast<T>(), w.buffers.template wide<float>(0),
+                 w.buffers.template wide<float>(1), dynamic, n, w.numbers);
+    w.buffers.input_read();
+    w.buffers.output_written();
+    DataCopy(w.template gm<int8_t>(w.a.query, (first + row) * n), codes, n);
+    w.store_float(w.a.query_scale, first + row, scale);
+    w.buffers.output_sent();
   }
 }
 

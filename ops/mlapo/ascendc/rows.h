@@ -107,6 +107,21 @@ struct Point {
   bool is_static;
 };
 
+// int8 of quotients, `low` to 127. Whole numbers first: half would round some across a tie.
+__aicore__ inline void to_codes(const LocalTensor<int8_t>& codes, const LocalTensor<float>& wide,
+                                const LocalTensor<float>& other, float low, int32_t n) {
+  Cast(wide, wide, RoundMode::CAST_RINT, n);
+  PipeBarrier<PIPE_V>();
+  Mins(wide, wide, 127.0f, n);
+  PipeBarrier<PIPE_V>();
+  Maxs(wide, wide, low, n);
+  PipeBarrier<PIPE_V>();
+  const LocalTensor<half> narrow = other.template ReinterpretCast<half>();
+  Cast(narrow, wide, RoundMode::CAST_RINT, n);
+  PipeBarrier<PIPE_V>();
+  Cast(codes, narrow, RoundMode::CAST_RINT, n);
+}
+
 // codes of n values, and the block `scale` where they are quantised per row. wide, other: scratch.
 template <class T>
 __aicore__ inline void quantised(const LocalTensor<int8_t>& codes, const LocalTensor<float>& scale,
@@ -133,17 +148,35 @@ __aicore__ inline void quantised(const LocalTensor<int8_t>& codes, const LocalTe
     PipeBarrier<PIPE_V>();
     over_block(wide, wide, v.divisor, n);
   }
-  // Whole numbers first: half would round some values across a tie.
-  Cast(wide, wide, RoundMode::CAST_RINT, n);
+  to_codes(codes, wide, other, point.is_static ? -128.0f : -127.0f, n);
+}
+
+// The same with a scale for each TILE values; scales holds 8 floats, one for each tile first.
+template <int32_t TILE, class T>
+__aicore__ inline void packed(const LocalTensor<int8_t>& codes, const LocalTensor<float>& scales,
+                              const LocalTensor<T>& values, const LocalTensor<float>& wide,
+                              const LocalTensor<float>& other, int32_t n, const Numbers& v) {
+  static_assert(TILE == 128, "a tile is two repeats");
+  const uint8_t tiles = uint8_t(n / TILE), step = TILE / 8;
+  const BinaryRepeatParams by_tile(1, 1, 0, step, step, 1);
+  Cast(wide, values, RoundMode::CAST_NONE, n);
   PipeBarrier<PIPE_V>();
-  Mins(wide, wide, 127.0f, n);
+  Abs(other, wide, n);
   PipeBarrier<PIPE_V>();
-  Maxs(wide, wide, point.is_static ? -128.0f : -127.0f, n);
+  Max(other, other, other[64], uint64_t(64), tiles, BinaryRepeatParams(1, 1, 1, step, step, step));
   PipeBarrier<PIPE_V>();
-  const LocalTensor<half> narrow = other.template ReinterpretCast<half>();
-  Cast(narrow, wide, RoundMode::CAST_RINT, n);
+  WholeReduceMax(v.sum, other, uint64_t(64), tiles, 1, 1, step, ReduceOrder::ORDER_ONLY_VALUE);
   PipeBarrier<PIPE_V>();
-  Cast(codes, narrow, RoundMode::CAST_RINT, n);
+  Div(scales, v.sum, v.most, 8);
+  PipeBarrier<PIPE_V>();
+  Maxs(v.divisor, scales, 1.4e-45f, 8);
+  PipeBarrier<PIPE_V>();
+  Brcb(v.spread, v.divisor, 1, BrcbRepeatParams(1, 8));
+  PipeBarrier<PIPE_V>();
+  Div(wide, wide, v.spread, uint64_t(64), tiles, by_tile);
+  Div(wide[64], wide[64], v.spread, uint64_t(64), tiles, by_tile);
+  PipeBarrier<PIPE_V>();
+  to_codes(codes, wide, other, -127.0f, n);
 }
 
 // Angles and offsets of the rotation of neighbours; see worker.h.

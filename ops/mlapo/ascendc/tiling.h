@@ -13,6 +13,8 @@ struct Tiling {
   int32_t x_static;       // its scale and offset are given
   int32_t latent_static;  // those of the q latent are given
   int32_t keep_latent;    // write the normalised q latent in float beside its codes
+  int32_t packed;         // rows of kv_cache: int8 codes, key, scales; kr_cache is not used
+  int32_t int8_query;     // the absorbed query is quantised per token and head
   float eps_q, eps_kv;
   int64_t kv_row, kr_row;  // elements from one slot of the caches to the next
 
@@ -20,7 +22,7 @@ struct Tiling {
   int32_t split_k;      // cores that share the columns of the first product, each a part of K
   int32_t tile_heads;   // heads in one tile of the vector cores' last stage
   int32_t absorb_tile;  // columns of W_UK in one product
-  int64_t codes_at, scales_at, down_at, up_at, nope_at;  // bytes in the workspace
+  int64_t codes_at, scales_at, down_at, up_at, nope_at, query_at;  // bytes in the workspace
   int64_t workspace;
 };
 
@@ -40,7 +42,9 @@ enum Refusal : int32_t {
   HEADS,         // columns of the second weight
 };
 
-constexpr int32_t DOWN_SLOTS = 3, UP_SLOTS = 2, NOPE_SLOTS = 2;
+constexpr int32_t DOWN_SLOTS = 3, UP_SLOTS = 2, NOPE_SLOTS = 2, QUERY_SLOTS = 2;
+// Packed rows: kv_lora codes with a scale for each PACK_TILE of them.
+constexpr int32_t PACK_LATENT = 512, PACK_ROPE = 64, PACK_TILE = 128;
 
 inline int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 inline int64_t aligned(int64_t bytes) { return (bytes + 511) / 512 * 512; }
@@ -57,6 +61,7 @@ inline int32_t check(const Tiling& t, const Limits& limits, int32_t x_bytes, int
   if (t.kv_lora < 16 || t.kv_lora > limits.latent ||
       t.kv_lora % least(t.kv_lora, limits.absorb_tile) != 0 || t.kv_lora % 16 != 0)
     return KV_LORA;
+  if (t.packed && (t.kv_lora != PACK_LATENT || t.rope != PACK_ROPE)) return KV_LORA;
   if (t.nope < 16 || t.nope % 16 != 0 || t.rope < 16 || t.rope > 64 || t.rope % 16 != 0 ||
       t.nope + t.rope > limits.tile_values)
     return HEAD;
@@ -92,7 +97,9 @@ inline int32_t plan(Tiling& t, const Limits& limits, int32_t x_bytes, int32_t la
   t.down_at = aligned(t.scales_at + int64_t(t.tokens) * 4);
   t.up_at = aligned(t.down_at + int64_t(DOWN_SLOTS) * t.split_k * t.group * columns * 4);
   t.nope_at = aligned(t.up_at + int64_t(UP_SLOTS) * t.group * t.heads * width * 4);
-  t.workspace = aligned(t.nope_at + int64_t(NOPE_SLOTS) * t.heads * t.group * t.nope * 2);
+  t.query_at = aligned(t.nope_at + int64_t(NOPE_SLOTS) * t.heads * t.group * t.nope * 2);
+  const int64_t queries = int64_t(QUERY_SLOTS) * t.group * t.heads * t.kv_lora * 2;
+  t.workspace = aligned(t.query_at + (t.int8_query ? queries : 0));
   return TAKEN;
 }
 

@@ -16,7 +16,7 @@ class Vector {
   // Codes of x are two groups ahead; queries are one group behind the norms.
   __aicore__ inline void run() {
     for (int32_t group = 0; group < 2 && group < w_.groups; group++) codes(group);
-    for (int32_t step = 0; step <= w_.groups; step++) {
+    for (int32_t step = 0; step <= w_.groups + w_.t.int8_query; step++) {
       if (step < w_.groups) {
         CrossCoreWaitFlag(DOWN_READY);
         CrossCoreSetFlag<0, PIPE_MTE2>(DOWN_ALL);
@@ -28,7 +28,7 @@ class Vector {
         cache_rows(w_, step);
         if (step + 2 < w_.groups) codes(step + 2);
       }
-      if (step > 0) {
+      if (step > 0 && step <= w_.groups) {
         CrossCoreWaitFlag(UP_READY);
         CrossCoreSetFlag<0, PIPE_MTE2>(UP_ALL);
         CrossCoreWaitFlag(UP_ALL);
@@ -36,6 +36,12 @@ class Vector {
         CrossCoreSetFlag<0, PIPE_MTE3>(NOPE_ALL);
         CrossCoreWaitFlag(NOPE_ALL);
         CrossCoreSetFlag<2, PIPE_MTE3>(NOPE_READY);
+      }
+      if (w_.t.int8_query && step > 1) {
+        CrossCoreWaitFlag(QUERY_READY);
+        CrossCoreSetFlag<0, PIPE_MTE2>(NOPE_ALL);
+        CrossCoreWaitFlag(NOPE_ALL);
+        quantise_queries(w_, step - 2);
       }
     }
   }

@@ -88,7 +88,8 @@ struct Worker {
     for (int32_t group = 0; group < groups; group++) {
       const int32_t mine = share(rows(group), core, cores);
       count += (t.quantise_x ? 2 : 1) * mine + share(rows(group), cores - 1 - core, cores) +
-               share(tiles(group), core, cores);
+               share(tiles(group), core, cores) +
+               (t.int8_query ? share(rows(group) * t.heads, core, cores) : 0);
     }
     return count;
   }
