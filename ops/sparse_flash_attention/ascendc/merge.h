@@ -17,6 +17,9 @@ class Merge {
     maxima_.SetGlobalBuffer((__gm__ float*)a.softmax_max);
     totals_.SetGlobalBuffer((__gm__ float*)a.softmax_sum);
     parts_.SetGlobalBuffer((__gm__ float*)(a.workspace + parts_offset<S>(t)));
+    // A block has one task where rows are split.
+    sums_ = t.direct ? Workspace<T, S>(a.workspace, 0).products : parts_;
+    step_ = t.direct ? block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH) / 4 : PART;
   }
 
   __aicore__ inline void run() {
@@ -45,6 +48,7 @@ class Merge {
   static constexpr uint32_t SUM = SPREAD + 256, OUT = SUM + UNIT * 4, IN = OUT + UNIT * 2;
   static_assert(IN + 2 * BATCH * UNIT * 4 <= 192 * 1024 - 256, "UB");
   static_assert(PART / 8 <= 65535, "gap between parts");
+  static_assert(block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH) / 32 <= 65535, "gap of sums");
 
   __aicore__ inline LocalTensor<float> ub(uint32_t at, uint32_t elements) const {
     return LocalTensor<float>(TPosition::VECCALC, at, elements);
@@ -67,7 +71,9 @@ class Merge {
     Duplicate(sum, 0.0f, UNIT);
     PipeBarrier<PIPE_V>();
     for (int32_t first = 0; first < t_.parts; first += BATCH)
-      add(parts[(chunk * t_.group + octet * 8) * COLUMNS], first, first / BATCH % 2);
+      add(sums_[(uint64_t(pair) * t_.parts + first) * step_ +
+                (chunk * t_.group + octet * 8) * COLUMNS],
+          first, first / BATCH % 2);
     Maxs(ub(SAFE, 8), ub(TOTAL, 8), 0.5f, 8);
     PipeBarrier<PIPE_V>();
     Brcb(ub(SPREAD, 64), ub(SAFE, 8), 1, BrcbRepeatParams(1, 8));
@@ -114,13 +120,12 @@ class Merge {
     free_statistics();
   }
 
-  // Adds the sums of BATCH parts.
-  __aicore__ inline void add(const GlobalTensor<float>& parts, int32_t first, int32_t buffer) {
+  // Adds the sums of BATCH parts from `first` on, which lie step_ apart.
+  __aicore__ inline void add(const GlobalTensor<float>& sums, int32_t first, int32_t buffer) {
     const int32_t rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
     const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
     take_sums(buffer);
-    DataCopy(in, parts[first * PART],
-             DataCopyParams(count, UNIT / 8, (PART - UNIT) / 8, 0));
+    DataCopy(in, sums, DataCopyParams(count, UNIT / 8, (step_ - UNIT) / 8, 0));
     SetFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     for (int32_t i = 0; i < count; ++i) {
@@ -144,7 +149,8 @@ class Merge {
 
   const Tiling& t_;
   GlobalTensor<T> out_;
-  GlobalTensor<float> maxima_, totals_, parts_;
+  GlobalTensor<float> maxima_, totals_, parts_, sums_;
+  uint64_t step_;
 };
 
 }  // namespace sfa

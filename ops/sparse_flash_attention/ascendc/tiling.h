@@ -23,6 +23,7 @@ struct Tiling {
   float scale;
   // Filled by split_work. Tasks are (row, group of heads, part of the slots), parts fastest.
   int32_t group, groups, parts, part_slots, tasks, blocks;
+  int32_t direct;  // parts of one tile: products of the cube are their results
 };
 
 // Bytes of a core's own part of the workspace: scores, weights and products of two tiles.
@@ -51,6 +52,7 @@ inline uint64_t split_work(Tiling& t, int32_t cores, int32_t least, int32_t tile
   t.tasks = int32_t(pairs) * t.parts;
   t.blocks = t.tasks < cores ? t.tasks : cores;
   if (t.blocks < 1) t.blocks = 1;
+  t.direct = t.parts > 1 && int64_t(t.part_slots) * t.sparse_block <= tile;
   const uint64_t results = t.parts > 1 ? uint64_t(t.tasks) * part_bytes(latent) : 0;
   return uint64_t(t.blocks) * block_bytes(tile, latent, packed, latent + 64) + results;
 }

@@ -247,6 +247,10 @@ class VectorSide {
 
   // sums = sums * factor + products of the tile.
   __aicore__ inline void add_products(const Tile& tile) {
+    if (t_.direct) {
+      finish_direct(tile);
+      return;
+    }
     if (tile.first) {
       Duplicate(ub(P::SUMS, P::SUMS_BYTES / 4), 0.0f, half_ * S::LATENT);
       PipeBarrier<PIPE_V>();
@@ -277,11 +281,32 @@ class VectorSide {
     return ub(P::SUMS + chunk * half_ * COLUMNS * 4, half_ * COLUMNS);
   }
 
-  __aicore__ inline void finish(const Tile& tile) {
+  __aicore__ inline void copy_statistics(const Tile& tile) {
     const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
-    const LocalTensor<float> total = vector(P::TOTALS, tile.parity);
     Adds(statistics, vector(P::MAXIMA, 2 * tile.parity + turns_[tile.parity]), 0.0f, half_);
-    Adds(statistics[LANES], total, 0.0f, half_);
+    Adds(statistics[LANES], vector(P::TOTALS, tile.parity), 0.0f, half_);
+  }
+
+  // The one tile of a part: its products stay where the cube left them, or become zero.
+  __aicore__ inline void finish_direct(const Tile& tile) {
+    PipeBarrier<PIPE_V>();
+    copy_statistics(tile);
+    if (tile.keys == 0) Duplicate(ub(P::SUMS, P::SUMS_BYTES / 4), 0.0f, half_ * COLUMNS);
+    SetFlag<HardEvent::V_MTE3>(RESULT_OUT);
+    WaitFlag<HardEvent::V_MTE3>(RESULT_OUT);
+    store_statistics(tile.task);
+    if (tile.keys > 0) {
+      CrossCoreWaitFlag(PRODUCT_READY);
+      return;
+    }
+    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk)
+      DataCopy(work_.products[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(0),
+               half_ * COLUMNS);
+  }
+
+  __aicore__ inline void finish(const Tile& tile) {
+    const LocalTensor<float> total = vector(P::TOTALS, tile.parity);
+    copy_statistics(tile);
     if (t_.parts > 1) {
       store_part(tile.task);
       return;
@@ -323,14 +348,20 @@ class VectorSide {
 
   // A block has one task where rows are split, so nothing comes after it.
   __aicore__ inline void store_part(const Task& task) {
-    const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
     const GlobalTensor<float> to = parts_[task.index * (part_bytes(S::LATENT) / 4)];
     SetFlag<HardEvent::V_MTE3>(RESULT_OUT);
     WaitFlag<HardEvent::V_MTE3>(RESULT_OUT);
     for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk)
       DataCopy(to[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(chunk), half_ * COLUMNS);
-    DataCopy(to[GROUP * S::LATENT + sub_ * half_], statistics, half_);
-    DataCopy(to[GROUP * (S::LATENT + 1) + sub_ * half_], statistics[LANES], half_);
+    store_statistics(task);
+  }
+
+  __aicore__ inline void store_statistics(const Task& task) {
+    const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
+    const GlobalTensor<float> to =
+        parts_[task.index * (part_bytes(S::LATENT) / 4) + GROUP * S::LATENT + sub_ * half_];
+    DataCopy(to, statistics, half_);
+    DataCopy(to[GROUP], statistics[LANES], half_);
   }
 
   const Tiling& t_;
