@@ -42,7 +42,7 @@ def run(entries: Sequence[Entry], limit: float) -> list[Row]:
         rows.append(row)
     known = {row["case"]: row for row in rows}
     for each in PUBLISHED:
-        value = ours(each, known) if each.value else None
+        value = ours(each, known)
         if value is not None:
             print(f"published {each.number} ({each.what}): {value:.1f} {each.unit}")
     return rows

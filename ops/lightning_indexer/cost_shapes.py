@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def _draw(shape: Shape) -> _Data:
 
 def _call(shape: Shape) -> None:
     data = _draw(shape)
-    where = {
+    where: dict[str, Any] = {
         "actual_seq_lengths_query": data.query_lengths,
         "actual_seq_lengths_key": data.key_lengths,
         "block_table": data.table,

@@ -41,8 +41,8 @@ def _call(shape: Shape) -> None:
     def weight(inputs: int, outputs: int) -> torch.Tensor:
         if int8:
             codes = torch.randint(-127, 128, (outputs, inputs), generator=generator)
-            return codes.to(torch.int8).T
-        return (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).bfloat16().T
+            return codes.to(torch.int8).t()
+        return (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).bfloat16().t()
 
     def scale(inputs: int, outputs: int) -> torch.Tensor | None:
         return torch.full((outputs,), 1 / 73 / inputs**0.5) if int8 else None

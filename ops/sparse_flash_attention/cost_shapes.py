@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def _call(shape: Shape) -> None:
     b, q, s, h = (shape[key] for key in ("b", "q", "s", "h"))
     generator = torch.Generator().manual_seed(0)
     pages = -(-s // _PAGE)
-    where = {
+    where: dict[str, Any] = {
         "block_table": torch.arange(b * pages, dtype=torch.int32).view(b, pages),
         "actual_seq_lengths_query": torch.arange(1, b + 1, dtype=torch.int32) * q,
         "actual_seq_lengths_kv": torch.full((b,), s, dtype=torch.int32),

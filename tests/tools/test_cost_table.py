@@ -47,9 +47,13 @@ def test_published_times_are_compared_with_the_head() -> None:
     assert ours(published, rows) == pytest.approx(100.0 + 2 * 20.5)
     assert ours(published, {}) is None
     text = report.markdown(list(rows.values()))
-    assert "| 102.6 us | 141.0 us | 1.37 | within 2x;" in text
+    # 2048 rows on 48 AIVs: 1024.5 cycles for the heads, (4.36 * 1024.5 + 3300) / 2 to sort.
+    steps = 20.5 + 2048 / 48 * (1024.5 + (4.36 * 1024.5 + 3300) / 2) / 1800
+    assert published.steps == pytest.approx(steps)
+    assert f"| 102.6 us | {steps:.1f} ({steps / 102.6:.2f}x) | 141.0 (1.37x) |" in text
     far = report.markdown([row("li-prefill-2k", 300.0)])
-    assert "| 102.6 us | 320.5 us | 3.12 | NOT within 2x;" in far
+    assert "| 320.5 (3.12x, NOT within 2x) |" in far
+    assert "| 86.8 % of peak | 89.5 (1.03x) | – |" in far
     assert "neither batch nor context is published" in text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from glm5_ascend.ops.emulator.rates import LAUNCH_HEAD
+from glm5_ascend.ops.emulator.rates import CHIPS, ELEMENTS, LAUNCH_HEAD, MMAD_START
 
 Row = Mapping[str, Any]
 CHIP = "910c"
@@ -43,7 +43,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A number of others; ``compare`` gives ours from the row of ``entry``, in the same unit."""
+    """A number of others, in ``unit``.
+
+    ``steps``: the model's number for what the published kernel does, by formula; ``entry``: the row
+    of this project's kernel at that shape.
+    """
 
     what: str
     number: str
@@ -51,7 +55,7 @@ class Published:
     unit: str
     entry: str = ""
     note: str = ""
-    launch: bool = True
+    steps: float | None = None
 
 
 def _over_floor(row: Row) -> float:
@@ -102,32 +106,49 @@ ENTRIES = (
     ),
 )
 
+_SORT_STEPS, _SORT_STEPS_MORE = 4.36, 3300  # elements sorted and merged per key, and per row
+
+
+def _indexer_prefill(tokens: int) -> float:
+    """Microseconds, launch head included, of the published indexer's vector steps in a prefill.
+
+    Per key and row one cycle to weight and add 32 heads, and a full sort: Sort32 and four levels of
+    merges with a running list of 2048.
+    """
+    chip = CHIPS[CHIP]
+    keys = (tokens + 1) / 2
+    sorting = (_SORT_STEPS * keys + _SORT_STEPS_MORE) / ELEMENTS["sort"].value
+    rows = tokens / chip.vectors
+    return LAUNCH_HEAD.value + chip.microseconds(rows * (keys + sorting))
+
+
 _LI = "AscendC lightning indexer on A3 (FlagGems-vllm PR 791)"
 _HEADS = "heads not published: 32, since with 64 it would exceed the peak of a die"
 PUBLISHED = (
     Published(f"{_LI}, decode", "19.5 to 27.4 us", 23.45, "us", "li-decode-b1-8k",
-              "context not published: 8192 keys"),
-    Published(f"{_LI}, prefill 128", "32 us", 32.0, "us", "li-prefill-128", _HEADS),
-    Published(f"{_LI}, prefill 2048", "102.6 us", 102.6, "us", "li-prefill-2k", _HEADS),
-    Published(f"{_LI}, prefill 8192", "989.8 us", 989.8, "us", "li-prefill-8k", _HEADS),
+              "context not published: 8192 keys; ratio to the middle"),
+    Published(f"{_LI}, prefill 128", "32 us", 32.0, "us", "li-prefill-128", _HEADS,
+              _indexer_prefill(128)),
+    Published(f"{_LI}, prefill 2048", "102.6 us", 102.6, "us", "li-prefill-2k", _HEADS,
+              _indexer_prefill(2048)),
+    Published(f"{_LI}, prefill 8192", "989.8 us", 989.8, "us", "li-prefill-8k", _HEADS,
+              _indexer_prefill(8192)),
     Published("MLA pre-processing, fused (xLLM, GLM)", "97 us", 97.0, "us", "mlapo-8",
               "tokens and chip not published: 8 tokens"),
     Published("TileLang lightning indexer on A3, B 2, S1 512, S2 4096, K 1024", "654 us", 654.0,
-              "us", "li-tilelang", "heads not published: 32; another kernel, which stores all "
-              "scores and sorts them in passes of its own"),
+              "us", "li-tilelang", "heads not published: 32; a kernel of another kind"),
     Published("AMLA, dense MLA on 910C", "86.8 % of peak", 86.8, "% of peak", "",
-              "ours: what products of 128 x 128 x 128 reach by their formula, 512 / (512 + 60)"),
+              "products of 128 x 128 x 128 by their formula, 512 / (512 + 60)",
+              100 * 512 / (512 + MMAD_START.value)),
     Published("sparse_attn_sharedkv on 910B1, decode and prefill", "40.3 us, 6.66 ms", 0, "", "",
               "neither batch nor context is published"),
     Published("PTO flash attention on 910B2, 16 to 32k", "42 to 48 % of peak", 0, "", "",
-              "dense attention with softmax; no kernel here does that"),
+              "dense attention; no kernel here does that"),
 )  # fmt: skip
 
 
 def ours(published: Published, rows: Mapping[str, Row]) -> float | None:
-    """Our number beside a published one; times of a whole launch include its head."""
-    if published.unit == "% of peak":
-        return 100 * 512 / (512 + 60)
+    """This project's kernel beside a published time of a launch, its head included."""
     row = rows.get(published.entry)
     if row is None:
         return None

@@ -45,9 +45,11 @@ def markdown(rows: Sequence[Row]) -> str:
     out += [_row(row) for row in rows]
     out += [
         "",
-        "Published numbers beside the model's (modelled, with the launch head where it is a time):",
+        "Published numbers beside modelled ones, which include the launch head. First what the"
+        " rates give for the published kernel's own steps, by formula; then this project's kernel,"
+        " which is another one, emulated.",
         "",
-        "| published, by others | number | model | ratio | |",
+        "| published by others | number | modelled: their steps | modelled: this kernel | |",
         "|---|---:|---:|---:|---|",
     ]
     known = {row["case"]: row for row in rows}
@@ -82,13 +84,19 @@ def _shape(row: Row) -> str:
 
 
 def _published(each: Published, rows: Mapping[str, Row]) -> str:
-    value = ours(each, rows)
-    if value is None or not each.value:
+    kernel = ours(each, rows)
+    if not each.value or (each.steps is None and kernel is None):
         return f"| {each.what} | {each.number} | – | – | not compared: {each.note} |"
+    cells = " | ".join(_ratio(value, each) for value in (each.steps, kernel))
+    return f"| {each.what} | {each.number} | {cells} | {each.note} |"
+
+
+def _ratio(value: float | None, each: Published) -> str:
+    if value is None:
+        return "–"
     ratio = value / each.value
-    within = "within 2x" if 0.5 <= ratio <= 2 else "NOT within 2x"
-    shown = f"{value:.1f} {each.unit}"
-    return f"| {each.what} | {each.number} | {shown} | {ratio:.2f} | {within}; {each.note} |"
+    outside = "" if 0.5 <= ratio <= 2 else ", NOT within 2x"
+    return f"{value:.1f} ({ratio:.2f}x{outside})"
 
 
 def _origin(rows: Sequence[Row]) -> str:
