@@ -22,7 +22,7 @@ from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
 
 SOURCE = Path(__file__).resolve().parent / "ascendc" / "kernels.cpp"
-CORES = 24
+CORES = 24  # AIC of a chip
 _DIM, _MOST_KEYS = 128, 1 << 24
 _HEADS = (16, 32, 48, 64)
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "int8"}

@@ -20,13 +20,53 @@ class Results {
     const int32_t lanes = round_up(size, 32);
     Extract(ub_.values, unsigned_places(), best, lanes / 32);
     PipeBarrier<PIPE_V>();
-    if (!by_score_) ascending(size, lanes);
+    if (!by_score_) {
+      Cast(ub_.pieces, ub_.places, RoundMode::CAST_NONE, size);
+      PipeBarrier<PIPE_V>();
+      sort_positions(ub_.pieces, size);
+    }
     fill_from(ub_.places, -1, size, TOP);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
     copy_out(row);
     SetFlag<HardEvent::MTE3_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
+  }
+
+  // The part of `row` whose positions lie in `own`, in its place in the row, from `size` records of
+  // the whole row, which MTE2 brings. The last part writes the row's end too.
+  __aicore__ void write_part(int32_t row, const LocalTensor<float>& best, int32_t size, Span own,
+                             bool last) const {
+    const int32_t lanes = round_up(size, 64);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID6);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID6);
+    Extract(ub_.values, unsigned_places(), best, lanes / 32);
+    PipeBarrier<PIPE_V>();
+    SetFlag<HardEvent::V_MTE2>(EVENT_ID5);
+    WaitFlag<HardEvent::V_MTE2>(EVENT_ID5);
+    Cast(ub_.values, ub_.places, RoundMode::CAST_NONE, lanes);
+    PipeBarrier<PIPE_V>();
+    fill_from(ub_.values, float(1 << 30), size, lanes);
+    PipeBarrier<PIPE_V>();
+    const LocalTensor<float> until = ub_.pieces, mine = ub_.pieces[TOP];
+    const int32_t upto = gather(until, ub_.values, CMPMODE::LT, float(own.end), lanes);
+    int32_t n = 0;
+    if (upto > 0) {
+      const int32_t some = round_up(upto, 64);
+      fill_from(until, -1.0f, upto, some);
+      PipeBarrier<PIPE_V>();
+      n = gather(mine, until, CMPMODE::GE, float(own.begin), some);
+    }
+    const int32_t before = upto - n, words = last ? count_ - before : n;
+    if (words == 0) return;
+    if (n > 0) sort_positions(mine, n);
+    fill_from(ub_.places, -1, n, TOP);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID3);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID3);
+    DataCopyPad(indices_[int64_t(row) * count_ + before], ub_.places,
+                DataCopyExtParams(1, words * sizeof(int32_t), 0, 0, 0));
+    SetFlag<HardEvent::MTE3_V>(EVENT_ID3);
+    WaitFlag<HardEvent::MTE3_V>(EVENT_ID3);
   }
 
   // Rows first, first + step, … < end see no key.
@@ -45,16 +85,27 @@ class Results {
     return ub_.places.template ReinterpretCast<uint32_t>();
   }
 
-  // Sorts by falling negative position; positions are below 2^24, hence exact in F32.
-  __aicore__ void ascending(int32_t size, int32_t lanes) const {
-    Cast(ub_.values, ub_.places, RoundMode::CAST_NONE, lanes);
+  // The lanes that compare so with `bound`, packed; returns their number.
+  __aicore__ int32_t gather(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                            CMPMODE mode, float bound, int32_t lanes) const {
+    const LocalTensor<uint8_t> bits = ub_.scales.template ReinterpretCast<uint8_t>();
+    uint64_t kept = 0;
+    Compares(bits, from, bound, mode, lanes);
     PipeBarrier<PIPE_V>();
-    Muls(ub_.values, ub_.values, -1.0f, lanes);
+    GatherMask(to, from, bits.template ReinterpretCast<uint32_t>(), true, lanes,
+               GatherMaskParams(1, 1, 8, 0), kept);
     PipeBarrier<PIPE_V>();
-    if (size < lanes) {
-      fill_from(ub_.values, LOWEST, size, lanes);
-      PipeBarrier<PIPE_V>();
-    }
+    return int32_t(kept);
+  }
+
+  // n positions, as floats, to ub.places in ascending order. They are below 2^24, hence exact.
+  __aicore__ void sort_positions(const LocalTensor<float>& positions, int32_t n) const {
+    const int32_t lanes = round_up(n, 32);
+    Cast(ub_.places, positions, RoundMode::CAST_RINT, n);
+    Muls(ub_.values, positions, -1.0f, n);
+    PipeBarrier<PIPE_V>();
+    fill_from(ub_.values, LOWEST, n, lanes);
+    PipeBarrier<PIPE_V>();
     const LocalTensor<float> sorted = sort(ub_, ub_.values, ub_.places, lanes);
     Extract(ub_.values, unsigned_places(), sorted, lanes / 32);
     PipeBarrier<PIPE_V>();

@@ -41,6 +41,12 @@ class Merge {
     return most;
   }
 
+  // Number of this AIV's part.
+  __aicore__ int32_t part(const Segment& s) const {
+    const int32_t block = block_ - shares_.block_of(s.group.base);
+    return s.halved ? VECTORS * block + vector_ : block;
+  }
+
   // The list of this AIV's part, with room for its samples, and the samples.
   __aicore__ void store(const Segment& s, int32_t row, const LocalTensor<float>& list,
                         int32_t size) const {
@@ -72,6 +78,22 @@ class Merge {
     WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
   }
 
+  // The merged list of the whole group to `to`; returns its size, 0 where the row sees no key.
+  __aicore__ int32_t load_result(const Segment& s, int32_t row, int32_t seen,
+                                 const LocalTensor<float>& to) const {
+    if (seen == 0) return 0;
+    const Segment first = segment(s.group, 0);
+    const int64_t from = place(block(s.group, 0), first.slot, vector(first, 0), row);
+    const int32_t size = smaller(work_.tiling.count, seen);
+    DataCopy(to, lists_[from + Tiles::MERGED_AT], round_up(2 * size, 8));
+    return size;
+  }
+  // Positions of this AIV's part.
+  __aicore__ Span positions(const Segment& s) const {
+    const Span units = s.part[part(s) % VECTORS];
+    return {units.begin * UNIT, units.end * UNIT};
+  }
+
   // Merges the lists of parts p, p + stride, p + 2 stride, p + 3 stride of this AIV's row into
   // `to`, where part p is this AIV's. Returns the size, or 0 where nothing is to be merged.
   __aicore__ int32_t merge(const Segment& s, int32_t row, int32_t seen, int32_t stride,
@@ -92,10 +114,6 @@ class Merge {
   }
 
  private:
-  __aicore__ int32_t part(const Segment& s) const {
-    const int32_t block = block_ - shares_.block_of(s.group.base);
-    return s.halved ? VECTORS * block + vector_ : block;
-  }
   __aicore__ int64_t place(int32_t block, int32_t slot, int32_t vector, int32_t row) const {
     return ((int64_t(block) * 2 + slot) * VECTORS + vector) * ROWS_PER_VECTOR * Tiles::PLACE +
            row * Tiles::PLACE;

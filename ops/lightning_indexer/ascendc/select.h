@@ -33,8 +33,7 @@ class Selection {
   // ub.scores holds n scores of positions first, first + 1, …, none of them NaN, then -infinity.
   __aicore__ void add(int32_t row, int32_t first, int32_t n) {
     Row& r = rows_[row];
-    // While everything is kept, sorting keeps up with the tiles, so that little is left at the end.
-    if (r.used + KEYS > TOP || r.kept < count_) flush(row);
+    if (r.used + KEYS > TOP) flush(row);
     const LocalTensor<float> values = ub_.values[row * TOP + r.used];
     const LocalTensor<int32_t> places = ub_.places[row * TOP + r.used];
     if (r.kept < count_) {
@@ -44,6 +43,7 @@ class Selection {
       r.used += whole;
       r.waiting += n;
       PipeBarrier<PIPE_V>();
+      flush(row);  // so that little is left to sort when the last tile has come
       return;
     }
     CreateVecIndex(ub_.ramp, first, KEYS);

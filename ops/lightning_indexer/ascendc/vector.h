@@ -45,6 +45,11 @@ class VectorSide {
         merge_level(segments.segment, stride);
       }
     }
+    if (most == 1 || work_.tiling.by_score) return;
+    SyncAll();
+    for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
+      write_parts(segments.segment);
+    }
   }
 
  private:
@@ -127,11 +132,25 @@ class VectorSide {
       const int32_t size =
           merge_.merge(s, i, s.group.visible(row), stride, selection_.best(0));
       if (size == 0) continue;
-      if (4 * stride < parts) {
+      if (4 * stride < parts || !work_.tiling.by_score) {
         merge_.store_merged(s, i, selection_.best(0), size);
       } else {
         results_.write(s.group.first + row, selection_.best(0), size);
       }
+    }
+  }
+
+  // Ascending rows of several parts: the AIV of each part sorts what is its own.
+  __aicore__ void write_parts(const Segment& s) {
+    const int32_t parts = merge_.parts(s.group);
+    if (parts == 1) return;
+    for (int32_t i = 0; i < rows(s); ++i) {
+      const int32_t row = first_row(s) + i;
+      const int32_t size =
+          merge_.load_result(s, i, s.group.visible(row), selection_.best(0));
+      if (size == 0) continue;
+      results_.write_part(s.group.first + row, selection_.best(0), size, merge_.positions(s),
+                          merge_.part(s) == parts - 1);
     }
   }
 
