@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,18 @@ def test_usage_errors() -> None:
     missing = emulate("nowhere/x.toml")
     assert missing.exit_code == 1
     assert "No such file" in missing.stderr
+
+
+def test_wheels_hold_everything_that_kernels_are_compiled_with() -> None:
+    ops = Path(build.__file__).resolve().parent.parent
+    settings = tomllib.loads((ops.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = settings["package-data"]["glm5_ascend.ops"]
+    packed = {path for pattern in patterns for path in ops.glob(pattern)}
+    needed = {
+        path
+        for folder in ("include", "csrc", "examples")
+        for path in (ops / "emulator" / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert needed <= packed
+    assert len(needed) > 60
