@@ -28,7 +28,7 @@ class CubeSide {
       }
       const bool more = tile < gathered_;
       if (more) {
-        if (tile_of(tile).first) load_query(tile_of(tile), tile > 0);
+        if (tile_of(tile).first && !query_first()) load_query(tile_of(tile), tile > 0);
         // What L1 has room for: the pieces from the last tile's first one on are in use.
         const int32_t used = tile_of(tile > 0 ? tile - 1 : tile).piece;
         while (gathered_ < tile + 2 && pieces_ < used + S::RING && gather()) {
@@ -95,8 +95,10 @@ class CubeSide {
 
   // Rows of the query beyond the last head stay zero.
   __aicore__ inline void begin() {
-    InitConstValue(l1_query_, InitConstValueParams<T>(1, QUERY_BYTES / 32, 0, T(0.0f)));
-    PipeBarrier<PIPE_MTE2>();
+    if (t_.heads % t_.group != 0) {
+      InitConstValue(l1_query_, InitConstValueParams<T>(1, QUERY_BYTES / 32, 0, T(0.0f)));
+      PipeBarrier<PIPE_MTE2>();
+    }
     for (int32_t i = 0; i < S::RING; ++i) free_piece(i);
     for (int32_t i = 0; i < 2; ++i) {
       free_l0a(i);
@@ -133,8 +135,13 @@ class CubeSide {
       if (!open_) return false;
       keys_.begin(task_);
       begin_tile(true);
+      if (query_first()) load_query(tile_of(0), false);
     }
   }
+  // Where rows are split, every block loads a query and a few keys. Half of the blocks begin with the
+  // query, which comes from L2, so that HBM serves the keys of the others meanwhile.
+  __aicore__ inline bool query_first() const { return t_.parts > 1 && GetBlockIdx() % 2 == 1; }
+
   __aicore__ inline void begin_tile(bool first) {
     Tile& tile = tile_of(gathered_);
     tile.task = task_;
@@ -208,9 +215,9 @@ class CubeSide {
     for (int32_t block = 0; block < tile.blocks; ++block) {
       const int32_t rows = rows_of(tile, block), buffer = score_count_++ % 2;
       const LocalTensor<float> sum(TPosition::CO1, buffer * SCORE_BYTES, S::ROWS * GROUP);
-      WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
       take_score(buffer);
-      for (int32_t at = 0; at < t_.width; at += S::STEP) score_step(piece(tile, block), sum, rows, at);
+      for (int32_t at = 0; at < t_.width; at += S::STEP)
+        score_step(tile, block, sum, rows, at);
       SetFlag<HardEvent::M_FIX>(buffer);
       WaitFlag<HardEvent::M_FIX>(buffer);
       const int32_t half = t_.group / 2;
@@ -224,15 +231,16 @@ class CubeSide {
     CrossCoreSetFlag<2, PIPE_FIX>(SCORES_READY);
   }
 
-  __aicore__ inline void score_step(const LocalTensor<T>& keys, const LocalTensor<float>& sum,
+  __aicore__ inline void score_step(const Tile& tile, int32_t block, const LocalTensor<float>& sum,
                                     int32_t rows, int32_t at) {
     const int32_t rest = t_.width - at, step = rest < S::STEP ? rest : S::STEP;
     const int32_t a = a_count_++ % 2, b = b_count_++ % 2;
-    take_l0a(a);
-    load_tile(l0a(a), keys, S::WIDTH, rows, 0, step, at, false);
     take_l0b(b);
     LoadData(l0b(b), l1_query_[at * t_.group],
              LoadData2DParams(0, step / 16 * (t_.group / 16), 1, 0, 0, false, 0));
+    if (at == 0) WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
+    take_l0a(a);
+    load_tile(l0a(a), piece(tile, block), S::WIDTH, rows, 0, step, at, false);
     SetFlag<HardEvent::MTE1_M>(b);
     WaitFlag<HardEvent::MTE1_M>(b);
     // One row would make a product of a vector, which reads its operand in another layout.

@@ -1,7 +1,7 @@
 // AIV: results of rows whose slots were split over blocks, from the results of their parts.
 //
-// A unit of work is COLUMNS columns of eight heads of a row: maximum and total over the parts, then
-// the sum of the parts' sums, each times exp(its maximum - maximum). Parts add in their order, so
+// A unit of work is COLUMNS columns of two heads of a row, few enough that the units spread evenly
+// over the AIVs: maximum and total over the parts, then the sum of the parts' sums, each times exp(its maximum - maximum). Parts add in their order, so
 // that a row's bits do not depend on the order in which blocks finish.
 #pragma once
 
@@ -23,14 +23,14 @@ class Merge {
   }
 
   __aicore__ inline void run() {
-    const int32_t octets = t_.group / 8, per_row = S::CHUNKS * octets;
+    const int32_t pieces = t_.group / HEADS, per_row = S::CHUNKS * pieces;
     const int32_t units = t_.rows * t_.groups * per_row;
     free_statistics();
     free_sums(0);
     free_sums(1);
     free_result();
     for (int32_t unit = int32_t(GetBlockIdx()); unit < units; unit += 2 * t_.blocks)
-      merge(unit / per_row, unit % per_row / octets, unit % octets);
+      merge(unit / per_row, unit % per_row / pieces, unit % pieces * HEADS);
     take_statistics();
     take_sums(0);
     take_sums(1);
@@ -40,7 +40,7 @@ class Merge {
  private:
   enum Event : int32_t { STATISTICS_IN = 0, SUMS_IN = 1 };
   static constexpr uint64_t PART = part_bytes(S::LATENT) / 4;  // elements
-  static constexpr int32_t MOST = 64, BATCH = 4, UNIT = 8 * COLUMNS;
+  static constexpr int32_t MOST = 64, BATCH = 8, HEADS = 2, UNIT = HEADS * COLUMNS;
   // Places in UB, in bytes.
   static constexpr uint32_t PEAKS = 0, WEIGHED = PEAKS + MOST * 32;
   static constexpr uint32_t FACTORS = WEIGHED + MOST * 32, PEAK = FACTORS + MOST * 256;
@@ -61,32 +61,33 @@ class Merge {
   __aicore__ inline void take_result() { WaitFlag<HardEvent::MTE3_V>(0); }
   __aicore__ inline void free_result() { SetFlag<HardEvent::MTE3_V>(0); }
 
-  __aicore__ inline void merge(int32_t pair, int32_t chunk, int32_t octet) {
-    const int32_t head = pair % t_.groups * t_.group + octet * 8, rest = t_.heads - head;
+  __aicore__ inline void merge(int32_t pair, int32_t chunk, int32_t first_head) {
+    const int32_t head = pair % t_.groups * t_.group + first_head, rest = t_.heads - head;
     if (rest <= 0) return;
     const GlobalTensor<float> parts = parts_[uint64_t(pair) * t_.parts * PART];
     const LocalTensor<float> sum = ub(SUM, UNIT);
     take_result();
-    weigh(parts, octet);
+    weigh(parts, first_head / 8);
     Duplicate(sum, 0.0f, UNIT);
     PipeBarrier<PIPE_V>();
     for (int32_t first = 0; first < t_.parts; first += BATCH)
       add(sums_[(uint64_t(pair) * t_.parts + first) * step_ +
-                (chunk * t_.group + octet * 8) * COLUMNS],
-          first, first / BATCH % 2);
+                (chunk * t_.group + first_head) * COLUMNS],
+          first, first_head % 8);
     Maxs(ub(SAFE, 8), ub(TOTAL, 8), 0.5f, 8);
     PipeBarrier<PIPE_V>();
     Brcb(ub(SPREAD, 64), ub(SAFE, 8), 1, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
     for (int32_t at = 0; at < COLUMNS; at += LANES)
-      Div(sum[at], sum[at], ub(SPREAD, 64), LANES, 8,
+      Div(sum[at], sum[at], ub(SPREAD, 64)[first_head % 8 * 8], LANES, HEADS,
           BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
     PipeBarrier<PIPE_V>();
     const LocalTensor<T> out(TPosition::VECCALC, OUT, UNIT);
     Cast(out, sum, RoundMode::CAST_RINT, UNIT);
     SetFlag<HardEvent::V_MTE3>(0);
     WaitFlag<HardEvent::V_MTE3>(0);
-    store(out, uint64_t(pair / t_.groups) * t_.heads + head, rest < 8 ? rest : 8, chunk);
+    store(out, uint64_t(pair / t_.groups) * t_.heads + head, rest, chunk,
+          chunk == 0 && first_head % 8 == 0);
     free_result();
   }
 
@@ -121,8 +122,8 @@ class Merge {
   }
 
   // Adds the sums of BATCH parts from `first` on, which lie step_ apart.
-  __aicore__ inline void add(const GlobalTensor<float>& sums, int32_t first, int32_t buffer) {
-    const int32_t rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
+  __aicore__ inline void add(const GlobalTensor<float>& sums, int32_t first, int32_t lane) {
+    const int32_t buffer = first / BATCH % 2, rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
     const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
     take_sums(buffer);
     DataCopy(in, sums, DataCopyParams(count, UNIT / 8, (step_ - UNIT) / 8, 0));
@@ -130,21 +131,24 @@ class Merge {
     WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     for (int32_t i = 0; i < count; ++i) {
       for (int32_t at = 0; at < COLUMNS; at += LANES)
-        MulAddDst(ub(SUM, UNIT)[at], in[i * UNIT + at], ub(FACTORS, MOST * 64)[(first + i) * 64],
-                  LANES, 8, BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
+        MulAddDst(ub(SUM, UNIT)[at], in[i * UNIT + at], ub(FACTORS, MOST * 64)[((first + i) * 8 + lane) * 8],
+                  LANES, HEADS, BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
       PipeBarrier<PIPE_V>();
     }
     free_sums(buffer);
   }
 
-  __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t heads,
-                               int32_t chunk) {
+  // With `statistics`, those of the eight heads from this one on.
+  __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t rest, int32_t chunk,
+                               bool statistics) {
     constexpr uint16_t BLOCK = 32 / sizeof(T);
     DataCopy(out_[head * S::LATENT + chunk * COLUMNS], out,
-             DataCopyParams(heads, COLUMNS / BLOCK, 0, (S::LATENT - COLUMNS) / BLOCK));
-    if (chunk > 0) return;
-    DataCopyPad(maxima_[head], ub(PEAK, 8), DataCopyExtParams(1, heads * 4, 0, 0, 0));
-    DataCopyPad(totals_[head], ub(TOTAL, 8), DataCopyExtParams(1, heads * 4, 0, 0, 0));
+             DataCopyParams(rest < HEADS ? rest : HEADS, COLUMNS / BLOCK, 0,
+                            (S::LATENT - COLUMNS) / BLOCK));
+    if (!statistics) return;
+    const DataCopyExtParams heads(1, (rest < 8 ? rest : 8) * 4, 0, 0, 0);
+    DataCopyPad(maxima_[head], ub(PEAK, 8), heads);
+    DataCopyPad(totals_[head], ub(TOTAL, 8), heads);
   }
 
   const Tiling& t_;
