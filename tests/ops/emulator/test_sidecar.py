@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from glm5_ascend.cli import cli
-from glm5_ascend.ops.emulator import build
+from glm5_ascend.ops.emulator import build, operators
 
 EXAMPLES = Path(build.__file__).parent / "examples"
 Edit = Callable[[str, str, str], Path]
@@ -131,6 +131,32 @@ def test_out_of_bounds_by_the_sidecars_shape_is_a_finding(edited: Edit) -> None:
     assert result.exit_code == 1
     assert "GM-OOB" in result.stdout
     assert "GM x + 0x4000" in result.stdout
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_an_operator_runs_its_conformance_cases(
+    monkeypatch: pytest.MonkeyPatch, passed: bool
+) -> None:
+    calls = []
+
+    class Report:
+        def as_text(self) -> str:
+            return "table"
+
+        def as_dict(self) -> dict[str, object]:
+            return {}
+
+    def verify(*arguments: object, quiet: bool) -> Report:
+        calls.append((*arguments, quiet))
+        report = Report()
+        report.passed = passed  # type: ignore[attr-defined]
+        return report
+
+    monkeypatch.setattr(operators, "verify", verify)
+    result = emulate("mlapo")
+    assert result.stdout == "table\n"
+    assert result.exit_code == (0 if passed else 1)
+    assert calls == [(["emulated"], ["mlapo"], "normal", False)]
 
 
 def test_usage_errors() -> None:
