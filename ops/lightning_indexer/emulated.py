@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glm5_ascend.ops.emulator.build import Kernel, Library, build
 from glm5_ascend.ops.emulator.launch import Buffer, Options, inputs, launch, output, workspace
+from glm5_ascend.ops.emulator.recording import cores
 from glm5_ascend.ops.emulator.report import Report
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
@@ -129,7 +130,7 @@ def forward(
             "backend 'emulated' returns no values", "choose backend 'cpu' or 'reference'"
         )
     call = Call(query, key, weights, requests, keys, sparse_count, causal, sorted)
-    return select(call)[0], torch.empty(0)
+    return _indices(call), torch.empty(0)
 
 
 def forward_quant(
@@ -152,6 +153,13 @@ def forward_quant(
     """
     scales = query_scale, key_scale
     call = Call(query, key, weights, requests, keys, sparse_count, causal, sorted, *scales)
+    return _indices(call)
+
+
+def _indices(call: Call) -> Tensor:
+    if call.requests.rows == 0:
+        _check(call, PRODUCTION)
+        return torch.empty((0, call.count), dtype=torch.int32)
     return select(call)[0]
 
 
@@ -208,7 +216,7 @@ def _blocks(call: Call, tiles: Tiles) -> int:
     """Blocks for the most keys that the sizes of the buffers let requests have."""
     table, groups = call.keys.block_table, -(-call.requests.rows // _group(call.query.shape[1]))
     most = len(call.key) if table is None else table.shape[1] * call.keys.block_size
-    return max(1, min(CORES, groups * most // (tiles.unit * _LEAST_UNITS)))
+    return max(1, min(cores(CORES), groups * most // (tiles.unit * _LEAST_UNITS)))
 
 
 def _group(heads: int) -> int:

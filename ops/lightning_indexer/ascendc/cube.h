@@ -104,12 +104,14 @@ class CubeSide {
     Units ahead(work_, shares_, block_, Tiles::STEP), units(work_, shares_, block_, Tiles::STEP);
     int32_t loaded = 0;
     for (int32_t i = 0; i < total_; ++i) {
+      units.next();
+      const bool fresh = units.first_of_segment();
+      if (fresh) load_query(units);
       for (; loaded < total_ && loaded < i + RING; ++loaded) {
         ahead.next();
         load_keys(ahead, loaded);
       }
-      units.next();
-      if (units.first_of_segment()) load_query(units, i);
+      if (fresh) place_query(units, i);
       multiply(units, i);
     }
   }
@@ -149,15 +151,20 @@ class CubeSide {
     SetFlag<HardEvent::MTE2_MTE1>(slot);
   }
 
-  // The segment's queries to L0A.
-  __aicore__ void load_query(const Units& u, int32_t i) {
-    const Group& group = u.segment().group;
-    const int32_t m = rows(u.segment()), blocks = m / 16;
-    const LocalTensor<T> l1 = query_buffer_.template Get<T>(), a = a_buffer_.template Get<T>();
+  // The segment's queries to L1, ahead of keys that come later.
+  __aicore__ void load_query(const Units& u) {
+    const int32_t m = rows(u.segment());
     if (u.number > 0) WaitFlag<HardEvent::MTE1_MTE2>(QUERY_EVENT);
-    DataCopy(l1, query_[int64_t(group.first) * work_.tiling.heads * DIM],
+    DataCopy(query_buffer_.template Get<T>(),
+             query_[int64_t(u.segment().group.first) * work_.tiling.heads * DIM],
              Nd2NzParams(1, m, DIM, 0, DIM, m, 1, 0));
     SetFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
+  }
+
+  // And to L0A.
+  __aicore__ void place_query(const Units& u, int32_t i) {
+    const int32_t blocks = rows(u.segment()) / 16;
+    const LocalTensor<T> l1 = query_buffer_.template Get<T>(), a = a_buffer_.template Get<T>();
     WaitFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
     if (u.number > 0) WaitFlag<HardEvent::M_MTE1>(L0A_EVENT);
     for (int32_t block = 0; block < blocks; ++block) {
