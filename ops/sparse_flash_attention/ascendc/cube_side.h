@@ -84,10 +84,10 @@ class CubeSide {
   // A buffer is taken before it is filled and freed once it was read; in the beginning all are free.
   __aicore__ inline void take_piece(int32_t place) { WaitFlag<HardEvent::MTE1_MTE2>(place); }
   __aicore__ inline void free_piece(int32_t place) { SetFlag<HardEvent::MTE1_MTE2>(place); }
-  __aicore__ inline void take_l0a(int32_t i) { WaitFlag<HardEvent::M_MTE1>(i); }
-  __aicore__ inline void free_l0a(int32_t i) { SetFlag<HardEvent::M_MTE1>(i); }
-  __aicore__ inline void take_l0b(int32_t i) { WaitFlag<HardEvent::M_MTE1>(2 + i); }
-  __aicore__ inline void free_l0b(int32_t i) { SetFlag<HardEvent::M_MTE1>(2 + i); }
+  // L0A needs none of its own: a buffer of L0B is taken for each product, and what L0A is loaded with
+  // after that lies where a product before the one that freed the buffer was the last to read.
+  __aicore__ inline void take_l0b(int32_t i) { WaitFlag<HardEvent::M_MTE1>(i); }
+  __aicore__ inline void free_l0b(int32_t i) { SetFlag<HardEvent::M_MTE1>(i); }
   __aicore__ inline void take_score(int32_t i) { WaitFlag<HardEvent::FIX_M>(i); }
   __aicore__ inline void free_score(int32_t i) { SetFlag<HardEvent::FIX_M>(i); }
   __aicore__ inline void take_product(int32_t i) { WaitFlag<HardEvent::FIX_M>(2 + i); }
@@ -101,7 +101,6 @@ class CubeSide {
     }
     for (int32_t i = 0; i < S::RING; ++i) free_piece(i);
     for (int32_t i = 0; i < 2; ++i) {
-      free_l0a(i);
       free_l0b(i);
       free_score(i);
       free_product(i);
@@ -110,7 +109,6 @@ class CubeSide {
   __aicore__ inline void end() {
     for (int32_t i = 0; i < S::RING; ++i) take_piece(i);
     for (int32_t i = 0; i < 2; ++i) {
-      take_l0a(i);
       take_l0b(i);
       take_score(i);
       take_product(i);
@@ -239,7 +237,6 @@ class CubeSide {
     LoadData(l0b(b), l1_query_[at * t_.group],
              LoadData2DParams(0, step / 16 * (t_.group / 16), 1, 0, 0, false, 0));
     if (at == 0) WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
-    take_l0a(a);
     load_tile(l0a(a), piece(tile, block), S::WIDTH, rows, 0, step, at, false);
     SetFlag<HardEvent::MTE1_M>(b);
     WaitFlag<HardEvent::MTE1_M>(b);
@@ -247,7 +244,6 @@ class CubeSide {
     const int32_t m = rows == 1 ? 2 : rows;
     if (at > 0 && (m + 15) / 16 * (t_.group / 16) < 10) PipeBarrier<PIPE_M>();
     Mmad(sum, l0a(a), l0b(b), MmadParams(m, t_.group, step, 0, false, at == 0));
-    free_l0a(a);
     free_l0b(b);
   }
 
@@ -269,17 +265,16 @@ class CubeSide {
 
   __aicore__ inline void make_products(int32_t number) {
     const Tile& tile = tile_of(number);
+    const int32_t b = load_values(tile, 0, 0);
     CrossCoreWaitFlag(WEIGHTS_READY);
     load_weights(tile, number);
     const int32_t a = a_count_++ % 2;
-    take_l0a(a);
     for (int32_t block = 0; block < tile.blocks; ++block) {
       WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
       load_tile(l0a(a)[block * S::ROWS * GROUP], piece(tile, block)[S::LATENT * S::ROWS],
                 t_.group, rows_of(tile, block), 0, t_.group, 0, true);
     }
-    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, chunk);
-    free_l0a(a);
+    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, b, chunk);
     for (int32_t block = 0; block < tile.blocks; ++block)
       free_piece(place(tile, block));
     CrossCoreSetFlag<2, PIPE_FIX>(PRODUCT_READY);
@@ -296,16 +291,26 @@ class CubeSide {
     }
   }
 
-  // COLUMNS columns of the product, summed over the pieces of the tile.
-  __aicore__ inline void product_chunk(const Tile& tile, int32_t number, int32_t a, int32_t chunk) {
+  // COLUMNS columns of a piece's values; returns the buffer.
+  __aicore__ inline int32_t load_values(const Tile& tile, int32_t block, int32_t chunk) {
+    const int32_t b = b_count_++ % 2;
+    take_l0b(b);
+    load_tile(l0b(b), piece(tile, block), S::WIDTH, rows_of(tile, block), 0, COLUMNS,
+              chunk * COLUMNS, false);
+    return b;
+  }
+
+  // COLUMNS columns of the product, summed over the pieces of the tile; the first values are in
+  // `loaded`.
+  __aicore__ inline void product_chunk(const Tile& tile, int32_t number, int32_t a, int32_t loaded,
+                                       int32_t chunk) {
     const int32_t buffer = product_count_++ % 2;
     const LocalTensor<float> sum(TPosition::CO1, 2 * SCORE_BYTES + buffer * PRODUCT_BYTES,
                                  GROUP * COLUMNS);
     take_product(buffer);
     for (int32_t block = 0; block < tile.blocks; ++block) {
-      const int32_t rows = rows_of(tile, block), b = b_count_++ % 2;
-      take_l0b(b);
-      load_tile(l0b(b), piece(tile, block), S::WIDTH, rows, 0, COLUMNS, chunk * COLUMNS, false);
+      const int32_t rows = rows_of(tile, block);
+      const int32_t b = chunk == 0 && block == 0 ? loaded : load_values(tile, block, chunk);
       SetFlag<HardEvent::MTE1_M>(b);
       WaitFlag<HardEvent::MTE1_M>(b);
       Mmad(sum, l0a(a)[block * S::ROWS * GROUP], l0b(b),
