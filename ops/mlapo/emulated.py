@@ -42,7 +42,7 @@ NAMES = [
 # enum Refusal of tiling.h
 _REFUSALS = {
     1: "takes 1 to 1024 tokens, not {s.tokens}",
-    2: "takes hidden sizes of whole 32-byte blocks up to 7680, not {s.hidden}",
+    2: "takes hidden sizes of whole 32-byte blocks up to 7168, not {s.hidden}",
     3: "takes q_lora sizes of whole 32-byte blocks up to 2048, not {s.q_lora}",
     4: "takes kv_lora sizes up to 2048 that are multiples of 16, and of 128 beyond 128, not "
     "{s.kv_lora}",

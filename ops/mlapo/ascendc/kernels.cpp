@@ -5,8 +5,8 @@
 namespace mlapo {
 
 // Weights in buffers of 63 KiB. Float activations are twice as long: half the tokens in a group.
-using Int8Tiles = Tiles<128, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7680, 2048, 2688, 2048, 128>;
-using FloatTiles = Tiles<64, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7680, 2048, 2688, 2048, 128>;
+using Int8Tiles = Tiles<128, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7168, 2048, 2688, 2048, 128>;
+using FloatTiles = Tiles<64, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7168, 2048, 2688, 2048, 128>;
 // The same pipeline with every loop run several times at small sizes.
 using SmallTiles = Tiles<16, 3, 4 << 10, 4 << 10, 2 << 10, 4 << 10, 512, 512, 1152, 512, 64>;
 

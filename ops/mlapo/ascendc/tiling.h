@@ -28,7 +28,7 @@ struct Tiling {
 
 // Capacities of a set of tile sizes, as tiles.h has them.
 struct Limits {
-  int32_t group, row, columns, latent, tile_values, absorb_tile, split_k, sums;
+  int32_t group, row, columns, latent, tile_values, absorb_tile, split_k, sums, activations;
 };
 
 enum Refusal : int32_t {
@@ -78,12 +78,17 @@ inline int32_t plan(Tiling& t, const Limits& limits, int32_t x_bytes, int32_t la
   // Groups of one size, whole rows of fractals where there are several.
   const int32_t groups = (t.tokens + limits.group - 1) / limits.group;
   t.group = groups == 1 ? t.tokens : ((t.tokens + groups - 1) / groups + 15) / 16 * 16;
-  // Every core reads its part of x: with many tokens a part of K counts more than additional sums,
-  // as long as the columns that it brings fit one product.
-  const int32_t wide = (columns / 16 * limits.split_k + t.cores - 1) / t.cores * 16;
-  const bool fits = int64_t(wide) * ((t.group + 15) / 16 * 16) * 4 <= limits.sums;
-  t.split_k =
-      t.cores % limits.split_k == 0 && t.group > limits.group / 8 && fits ? limits.split_k : 1;
+  // Every core reads its part of x. With many tokens a part of K costs less than the additional
+  // sums, where it stays in L1 for all columns that it brings, or these fit one product.
+  t.split_k = 1;
+  for (int32_t parts = limits.split_k; parts > 1; parts /= 2) {
+    const int64_t wide = (columns / 16 * parts + t.cores - 1) / t.cores * 16;
+    const bool stays = int64_t(t.group) * t.hidden * x_bytes <= int64_t(limits.activations) * parts;
+    const bool fits = wide * ((t.group + 15) / 16 * 16) * 4 <= limits.sums;
+    if (t.cores % parts != 0 || t.group <= limits.group / 8 || !(stays || fits)) continue;
+    t.split_k = parts;
+    break;
+  }
   // As many heads as leave a tile for every AIV, within the buffers.
   const int32_t most = least(t.heads, limits.tile_values / width);
   int32_t tile = 1;

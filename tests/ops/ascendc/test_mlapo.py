@@ -68,6 +68,7 @@ class Scene:
 SCENES = {
     "float": Scene(PLAIN, 62, "float"),
     "dynamic": Scene(PLAIN, 62, "dynamic"),
+    "dynamic_four": Scene(PLAIN, 62, "dynamic", blocks=4),
     "static": Scene(PLAIN, 40, "static", F16),
     "up": Scene(PLAIN, 20, "up", blocks=1),
     "heads": Scene(NARROW, 3, "float", blocks=1),
@@ -217,7 +218,7 @@ def test_a_launch_with_a_finding_has_no_result(monkeypatch: pytest.MonkeyPatch) 
     ("shape", "dtype", "reason"),
     [
         (PLAIN, torch.float32, "bfloat16 and float16, not torch.float32"),
-        (replace(PLAIN, hidden=8192), BF16, "hidden sizes of .* up to 7680, not 8192"),
+        (replace(PLAIN, hidden=7680), BF16, "hidden sizes of .* up to 7168, not 7680"),
         (replace(PLAIN, hidden=104), BF16, "hidden sizes of whole 32-byte blocks .* not 104"),
         (replace(PLAIN, q_lora=100), BF16, "q_lora sizes .* not 100"),
         (replace(PLAIN, kv_lora=200), BF16, "kv_lora sizes .* not 200"),
