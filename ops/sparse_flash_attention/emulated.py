@@ -22,12 +22,13 @@ from glm5_ascend.ops.emulator.recording import cores, costing
 from glm5_ascend.ops.emulator.report import Report
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED
+from glm5_ascend.ops.paged_cache.rows import ROTATED
 
 _CORES = 24  # blocks at most: an AIC with two AIV each, as on Atlas A2 and A3
 LEAST = 64  # slots of a part at least, where a row is split over blocks
 _WHOLE = 2**31 - 1
 _HEADS = 128
+_OPTIONS = Options(timeout=600.0)
 _REMEDY = "choose backend 'cpu' or 'reference' (--op-backend)"
 
 
@@ -73,7 +74,7 @@ class Tiling(ctypes.Structure):
 class How:
     """How to launch: options of the emulator, blocks at most, slots of a part at least."""
 
-    options: Options = Options(timeout=600.0)
+    options: Options = _OPTIONS
     cores: int = _CORES
     least: int = _WHOLE
     sanitize: bool = False

@@ -41,8 +41,9 @@ SFA_KERNEL(sfa_small_bf16, bfloat16_t, 256, 16, 2, 5, 64)
 SFA_KERNEL(sfa_small_half, half, 256, 16, 2, 5, 64)
 SFA_KERNEL(sfa_small_packed, bfloat16_t, 512, 16, 2, 5, 64, true)
 
-extern "C" __attribute__((visibility("default"))) uint64_t sfa_split(sfa::Tiling* tiling, int32_t cores,
-                                                    int32_t least, int32_t tile, int32_t latent,
-                                                    int32_t packed) {
+// For the host side of the emulator.
+extern "C" __attribute__((visibility("default"))) uint64_t sfa_split(
+    sfa::Tiling* tiling, int32_t cores, int32_t least, int32_t tile, int32_t latent,
+    int32_t packed) {
   return sfa::split_work(*tiling, cores, least, tile, latent, packed != 0);
 }

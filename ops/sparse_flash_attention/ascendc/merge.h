@@ -1,8 +1,9 @@
 // AIV: results of rows whose slots were split over blocks, from the results of their parts.
 //
 // A unit of work is COLUMNS columns of two heads of a row, few enough that the units spread evenly
-// over the AIVs: maximum and total over the parts, then the sum of the parts' sums, each times exp(its maximum - maximum). Parts add in their order, so
-// that a row's bits do not depend on the order in which blocks finish.
+// over the AIVs: maximum and total over the parts, then the sum of the parts' sums, each times
+// exp(its maximum - maximum). Parts add in their order, so that a row's bits do not depend on the
+// order in which blocks finish.
 #pragma once
 
 #include "vector_side.h"
@@ -40,7 +41,7 @@ class Merge {
  private:
   enum Event : int32_t { STATISTICS_IN = 0, SUMS_IN = 1 };
   static constexpr uint64_t PART = part_bytes(S::LATENT) / 4;  // elements
-  static constexpr int32_t MOST = 64, BATCH = 8, HEADS = 2, UNIT = HEADS * COLUMNS;
+  static constexpr int32_t MOST = PARTS, BATCH = 8, HEADS = 2, UNIT = HEADS * COLUMNS;
   // Places in UB, in bytes.
   static constexpr uint32_t PEAKS = 0, WEIGHED = PEAKS + MOST * 32;
   static constexpr uint32_t FACTORS = WEIGHED + MOST * 32, PEAK = FACTORS + MOST * 256;
@@ -123,7 +124,9 @@ class Merge {
 
   // Adds the sums of BATCH parts from `first` on, which lie step_ apart.
   __aicore__ inline void add(const GlobalTensor<float>& sums, int32_t first, int32_t lane) {
-    const int32_t buffer = first / BATCH % 2, rest = t_.parts - first, count = rest < BATCH ? rest : BATCH;
+    const int32_t buffer = first / BATCH % 2, rest = t_.parts - first;
+    const int32_t count = rest < BATCH ? rest : BATCH;
+    const LocalTensor<float> sum = ub(SUM, UNIT), factors = ub(FACTORS, MOST * 64)[lane * 8];
     const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
     take_sums(buffer);
     DataCopy(in, sums, DataCopyParams(count, UNIT / 8, (step_ - UNIT) / 8, 0));
@@ -131,16 +134,16 @@ class Merge {
     WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     for (int32_t i = 0; i < count; ++i) {
       for (int32_t at = 0; at < COLUMNS; at += LANES)
-        MulAddDst(ub(SUM, UNIT)[at], in[i * UNIT + at], ub(FACTORS, MOST * 64)[((first + i) * 8 + lane) * 8],
-                  LANES, HEADS, BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
+        MulAddDst(sum[at], in[i * UNIT + at], factors[(first + i) * 64], LANES, HEADS,
+                  BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
       PipeBarrier<PIPE_V>();
     }
     free_sums(buffer);
   }
 
   // With `statistics`, those of the eight heads from this one on.
-  __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t rest, int32_t chunk,
-                               bool statistics) {
+  __aicore__ inline void store(const LocalTensor<T>& out, uint64_t head, int32_t rest,
+                               int32_t chunk, bool statistics) {
     constexpr uint16_t BLOCK = 32 / sizeof(T);
     DataCopy(out_[head * S::LATENT + chunk * COLUMNS], out,
              DataCopyParams(rest < HEADS ? rest : HEADS, COLUMNS / BLOCK, 0,

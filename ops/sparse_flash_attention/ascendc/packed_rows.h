@@ -87,8 +87,9 @@ class PackedRows {
     constexpr uint32_t RAW_STRIDE = RAW_ROW / 32, HALF_STRIDE = S::LATENT * 2 / 32;
     const LocalTensor<half> codes = ub<half>(at_ + RAW_BYTES, ROWS_BYTES);
     const LocalTensor<float> wide = ub<float>(wide_, WIDE_BYTES);
-    const LocalTensor<float> scales = ub<float>(at_ + RAW_BYTES + ROWS_BYTES, BATCH * 32);
-    const LocalTensor<float> spread = ub<float>(at_ + RAW_BYTES + ROWS_BYTES + BATCH * 32, BATCH * 256);
+    const uint32_t at_scales = at_ + RAW_BYTES + ROWS_BYTES;
+    const LocalTensor<float> scales = ub<float>(at_scales, BATCH * 32);
+    const LocalTensor<float> spread = ub<float>(at_scales + BATCH * 32, BATCH * 256);
     for (int32_t at = 0; at < S::LATENT; at += 128)
       Cast(codes[at], raw[at], RoundMode::CAST_NONE, 128, count,
            UnaryRepeatParams(1, 1, HALF_STRIDE, RAW_STRIDE));

@@ -11,6 +11,7 @@ namespace sfa {
 constexpr int32_t GROUP = 64;         // heads that a task takes at most
 constexpr int32_t COLUMNS = 128;      // of the result that one product makes
 constexpr int32_t ROW_TILES = 3;      // of unpacked rows in the workspace
+constexpr int32_t PARTS = 64;         // of a row at most
 constexpr int32_t REQUEST_WORDS = 4;  // first query row, query rows, first key row, keys
 
 struct Tiling {
@@ -45,6 +46,7 @@ inline uint64_t split_work(Tiling& t, int32_t cores, int32_t least, int32_t tile
   const int64_t pairs = int64_t(t.rows) * t.groups;
   int64_t parts = pairs > 0 ? cores / pairs : 1;
   if (parts > t.slots / least) parts = t.slots / least;
+  if (parts > PARTS) parts = PARTS;
   if (parts < 1) parts = 1;
   t.part_slots = int32_t((t.slots + parts - 1) / parts + 7) / 8 * 8;
   if (t.part_slots < 8) t.part_slots = 8;
