@@ -260,7 +260,7 @@ def _tiling(call: Call) -> tuple[Tiling, dict[str, Tensor]]:
     starts = [] if keys.block_table is not None else keys.starts
     query_form, query_tokens, query_lengths = _lengths(call.requests.starts, call.requests.lengths)
     key_form, key_tokens, key_lengths = _lengths(starts, keys.lengths)
-    number = {None: 0, **_NUMBERS}
+    number: dict[torch.dtype | None, int] = {None: 0, **_NUMBERS}
     scales = [
         number[None if tensor is None else tensor.dtype]
         for tensor in (call.weights, call.query_scale, call.key_scale)
