@@ -7,6 +7,7 @@ README.md. Among equal scores the choice is theirs. The int8 operator rounds sco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,7 @@ NAMES = {"forward": "npu_lightning_indexer", "forward_quant": "npu_quant_lightni
 
 def refuses(function: str, *arguments: Any, **options: Any) -> str | None:
     """Why the vendor's operator does not take a call of ``function``, or None."""
-    make, limits = {"forward": (_call, LIMITS), "forward_quant": (_quant_call, QUANT_LIMITS)}[
-        function
-    ]
+    make, limits = _OF[function]
     return broken(NAMES[function], limits, make(*arguments, **options))
 
 
@@ -189,3 +188,9 @@ def _ours(call: Call, indices: Tensor) -> Tensor:
         rows = rows.masked_fill(rows < 0, _LAST).sort(-1).values
         rows = rows.masked_fill(rows == _LAST, -1)
     return spread_rows(rows, call.requests, -1)
+
+
+_OF: dict[str, tuple[Callable[..., Call], tuple[Limit[Call], ...]]] = {
+    "forward": (_call, LIMITS),
+    "forward_quant": (_quant_call, QUANT_LIMITS),
+}

@@ -119,7 +119,7 @@ def _scale(linear: Linear) -> Tensor | None:
 
 def _neighbours(halves: Tensor) -> Tensor:
     """[.., 2 n] with the two of a pair side by side, from all first ones and all second ones."""
-    return halves.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return halves.view(*halves.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
 def _nz(npu: Any, weight: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ NPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,11 +87,7 @@ NAMES = {
 
 def refuses(function: str, *arguments: Any, **options: Any) -> str | None:
     """Why the vendor's operator does not take a call of ``function``, or None."""
-    make, limits = {
-        "forward": (_lse_call, LIMITS),
-        "attend": (_call, LIMITS),
-        "forward_kv_quant": (_quant_call, QUANT_LIMITS),
-    }[function]
+    make, limits = _OF[function]
     return broken(NAMES[function], limits, make(*arguments, **options))
 
 
@@ -232,3 +229,10 @@ def _nothing(call: Call) -> Tensor:
 def _ours(call: Call, out: Tensor) -> Tensor:
     """[rows, H, 512], zero for rows of no request."""
     return spread_rows(out.reshape(-1, *out.shape[-2:]), call.requests, 0)
+
+
+_OF: dict[str, tuple[Callable[..., Call], tuple[Limit[Call], ...]]] = {
+    "forward": (_lse_call, LIMITS),
+    "attend": (_call, LIMITS),
+    "forward_kv_quant": (_quant_call, QUANT_LIMITS),
+}

@@ -94,7 +94,7 @@ def test_auto_without_the_vendors_package_is_the_reference() -> None:
     assert found.__name__.endswith("lightning_indexer.reference")
 
 
-@pytest.mark.parametrize("name", ["torch_npu"])
+@pytest.mark.parametrize("name", ["ascendc", "torch_npu"])
 def test_npu_backends_take_npu_tensors(
     name: str, vendor: FakeVendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +111,8 @@ def test_the_table_tells_what_is_missing(vendor: FakeVendor) -> None:
         STOCK
     )
     assert "does not implement it" in rows["moe", "torch_npu"].reason
+    assert "are not built" in rows["mlapo", "ascendc"].reason
+    assert "glm5-ascend ops build" in rows["mlapo", "ascendc"].hint
     assert "does not implement it" in rows["norm_rope", "ascendc"].reason
 
 
