@@ -131,6 +131,12 @@ def test_products_show_the_bound_of_the_cube() -> None:
     assert long == 2108
 
 
+def test_the_command_knows_every_chip() -> None:
+    result = call("reader", "--chip", "nothing")
+    assert result.exit_code == 2
+    assert ", ".join(f"'{name}'" for name in CHIPS) in result.output
+
+
 def test_text_says_what_it_is() -> None:
     result = call("reader")
     assert result.exit_code == 0, result.output
