@@ -23,37 +23,77 @@ class Cube {
   }
 
   __aicore__ inline void run() {
-    const auto& order = feed_.order();
-    for (int32_t step = 0; step < order.steps(); step++) {
-      const int32_t up = step - UP, absorb = step - ABSORB_STAGE;
-      if (step < order.groups()) {
-        feed_.fetch();
-        if (t_.quantise_x) CrossCoreWaitFlag(X_READY);
-        products<A>(DOWN, step);
+    Task task = following({0, -1});
+    while (!done(task)) {
+      const Task next = following(task);
+      feed_.fetch();
+      await(task);
+      if (task.stage == DOWN) {
+        products<A>(task, next);
         CrossCoreSetFlag<2, PIPE_FIX>(DOWN_READY);
-      }
-      if (up >= 0 && up < order.groups()) {
-        feed_.fetch();
-        CrossCoreWaitFlag(LATENT_READY);
-        products<B>(UP, up);
+      } else if (task.stage == UP) {
+        products<B>(task, next);
         CrossCoreSetFlag<2, PIPE_FIX>(UP_READY);
-      }
-      if (absorb >= 0) {
-        feed_.fetch();
-        CrossCoreWaitFlag(NOPE_READY);
-        products<T>(ABSORB_STAGE, absorb);
+      } else {
+        products<T>(task, next);
         if (t_.int8_query) CrossCoreSetFlag<2, PIPE_FIX>(QUERY_READY);
       }
+      task = next;
     }
   }
 
  private:
-  template <class W>
-  __aicore__ inline void products(int32_t stage, int32_t group) {
-    feed_.turn_to_group(group);
+  // A stage of group step - stage.
+  struct Task {
+    int32_t step, stage;
+    __aicore__ inline int32_t group() const { return step - stage; }
+  };
+  __aicore__ inline bool done(const Task& task) const { return task.step >= feed_.order().steps(); }
+  __aicore__ inline Task following(Task task) const {
+    do {
+      if (++task.stage == STAGES) task = {task.step + 1, 0};
+    } while (!done(task) && (task.group() < 0 || task.group() >= feed_.order().groups()));
+    return task;
+  }
+
+  // Waits until the AIVs have written what a task multiplies, unless that was waited for before.
+  __aicore__ inline void await(const Task& task) {
+    if (ahead_) {
+      ahead_ = false;
+      return;
+    }
+    if (task.stage == DOWN) {
+      if (t_.quantise_x) CrossCoreWaitFlag(X_READY);
+    } else if (task.stage == UP) {
+      CrossCoreWaitFlag(LATENT_READY);
+    } else {
+      CrossCoreWaitFlag(NOPE_READY);
+    }
+  }
+
+  // Has the activations behind a portion loaded meanwhile: the next ones of the task, or the first of
+  // the next task. Of the same group those would wait for this task.
+  __aicore__ inline void look_ahead(const Task& task, const Task& next, int32_t number,
+                                    const Pass& pass, int32_t start) {
     const auto& order = feed_.order();
-    const int32_t portion = order.portion();
-    padded_ = (feed_.rows() + 15) / 16 * 16;
+    const int32_t behind = start + order.portion();
+    if (behind < pass.k) {
+      feed_.want(task.stage, task.group(), pass, behind);
+    } else if (number + 1 < order.passes(task.stage)) {
+      feed_.want(task.stage, task.group(), order.pass(task.stage, number + 1), 0);
+    } else if (!done(next) && next.group() != task.group() && order.passes(next.stage) > 0) {
+      await(next);
+      ahead_ = true;
+      feed_.want(next.stage, next.group(), order.pass(next.stage, 0), 0);
+    }
+  }
+
+  template <class W>
+  __aicore__ inline void products(const Task& task, const Task& next) {
+    const auto& order = feed_.order();
+    const int32_t portion = order.portion(), stage = task.stage, group = task.group();
+    rows_ = feed_.rows(group);
+    padded_ = (rows_ + 15) / 16 * 16;
     for (int32_t i = 0; i < order.passes(stage); i++) {
       const Pass pass = order.pass(stage, i);
       const int32_t half = sums_ % 2;
@@ -61,7 +101,11 @@ class Cube {
       for (int32_t done = 0; done < pass.k;) {
         const int32_t start = done / portion * portion;
         feed_.fetch();
-        if (done == start) feed_.template turn_to<W>(stage, group, i, pass, start);
+        if (done == start) {
+          feed_.turn_to(stage, group, pass, start);
+          look_ahead(task, next, i, pass, start);
+          feed_.take_activations();
+        }
         const int32_t taken = order.chunk(pass, done);
         chunk<W>(pass, done, done - start, least(portion, pass.k - start), taken);
         done += taken;
@@ -93,10 +137,10 @@ class Cube {
       if (pieces_ >= 2) WaitFlag<HardEvent::M_MTE1>(half);
       LoadData3DParamsV2<W> tile;
       tile.l1H = 1;
-      tile.l1W = uint16_t(feed_.rows());
+      tile.l1W = uint16_t(rows_);
       tile.channelSize = uint16_t(held * C0);
       tile.kExtension = uint16_t(piece * C0);
-      tile.mExtension = uint16_t(feed_.rows());
+      tile.mExtension = uint16_t(rows_);
       tile.kStartPt = uint16_t((inside + k) * C0);
       LoadData(left, rows, tile);
       LoadData(right, weights,
@@ -105,7 +149,7 @@ class Cube {
       SetFlag<HardEvent::MTE1_M>(half);
       WaitFlag<HardEvent::MTE1_M>(half);
       MmadParams product;
-      product.m = uint16_t(feed_.rows());
+      product.m = uint16_t(rows_);
       product.n = uint16_t(pass.n);
       product.k = uint16_t(piece * C0);
       product.cmatrixInitVal = done + k == 0;
@@ -125,7 +169,7 @@ class Cube {
     const int32_t columns = feed_.order().columns(stage);
     FixpipeParamsV220 move;
     move.nSize = uint16_t(pass.n);
-    move.mSize = uint16_t(feed_.tokens());
+    move.mSize = uint16_t(feed_.tokens(group));
     move.srcStride = uint16_t(padded_);
     if (stage == ABSORB_STAGE) {
       if constexpr (sizeof(W) == 2) {
@@ -154,7 +198,8 @@ class Cube {
   TBuf<TPosition::B2> l0b_;
   TBuf<TPosition::CO1> l0c_;
   Feed<A, B, Tiles> feed_;
-  int32_t pieces_ = 0, sums_ = 0, padded_ = 0;
+  int32_t pieces_ = 0, sums_ = 0, rows_ = 0, padded_ = 0;
+  bool ahead_ = false;  // the next task's activations are there
 };
 
 }  // namespace mlapo

@@ -20,15 +20,12 @@ class Feed {
   }
 
   __aicore__ inline const Sequence<A, B, Tiles>& order() const { return order_; }
-  // Tokens of the group, and the rows that the cube multiplies for them.
-  __aicore__ inline int32_t tokens() const { return tokens_; }
-  __aicore__ inline int32_t rows() const { return rows_; }
-
-  __aicore__ inline void turn_to_group(int32_t group) {
-    tokens_ = least(t_.group, t_.tokens - group * t_.group);
-    rows_ = tokens_ > 2 ? tokens_ : 2;
-    there_[0] = there_[1] = -1;
+  // Tokens of a group, and the rows that the cube multiplies for them. One row is loaded twice: with
+  // m = 1 Mmad would want another layout.
+  __aicore__ inline int32_t tokens(int32_t group) const {
+    return least(t_.group, t_.tokens - group * t_.group);
   }
+  __aicore__ inline int32_t rows(int32_t group) const { return tokens(group) > 1 ? tokens(group) : 2; }
 
   // Loads weights as far ahead as there are buffers.
   __aicore__ inline void fetch() {
@@ -52,19 +49,23 @@ class Feed {
     }
   }
 
-  // Makes the portion from K block `start` on of a pass the current one, and has the next one loaded
-  // meanwhile.
-  template <class W>
-  __aicore__ inline void turn_to(int32_t stage, int32_t group, int32_t number, const Pass& pass,
-                                 int32_t start) {
-    const int32_t portion = order_.portion();
-    want<W>(stage, group, pass, start);
-    const int32_t wanted = pass.matrix * ((pass.k + portion - 1) / portion) + start / portion;
-    current_ = there_[0] == wanted ? 0 : 1;
-    if (start + portion < pass.k)
-      want<W>(stage, group, pass, start + portion);
-    else if (number + 1 < order_.passes(stage))
-      want<W>(stage, group, order_.pass(stage, number + 1), 0);
+  // Loads the portion of activations from K block `start` of a pass on, where neither buffer has it,
+  // over the one that is not current.
+  __aicore__ inline void want(int32_t stage, int32_t group, const Pass& pass, int32_t start) {
+    const int32_t wanted = name(stage, group, pass, start);
+    if (there_[0] == wanted || there_[1] == wanted) return;
+    const int32_t buffer = 1 - current_;
+    const int32_t depth = least(order_.portion(), pass.k - start);
+    load_rows(stage, group, pass.matrix, pass.k0 + start, depth, buffer);
+    there_[buffer] = wanted;
+  }
+  // Makes it the current one.
+  __aicore__ inline void turn_to(int32_t stage, int32_t group, const Pass& pass, int32_t start) {
+    want(stage, group, pass, start);
+    current_ = there_[0] == name(stage, group, pass, start) ? 0 : 1;
+  }
+  // MTE1 may read it.
+  __aicore__ inline void take_activations() {
     if (loading_[current_]) WaitFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS + current_);
     loading_[current_] = false;
   }
@@ -81,7 +82,7 @@ class Feed {
       SetFlag<HardEvent::MTE1_MTE2>(used_ % Tiles::SLOTS);
     used_++;
   }
-  // The portion of activations that turn_to made current.
+  // What turn_to made current.
   template <class W>
   __aicore__ inline LocalTensor<W> activations() const {
     return portion<W>(current_);
@@ -96,54 +97,49 @@ class Feed {
         .template ReinterpretCast<W>();
   }
 
-  template <class W>
-  __aicore__ inline GlobalTensor<W> rows_of(int32_t stage, int32_t group, int32_t matrix) {
-    GlobalTensor<W> rows;
-    const int64_t first = int64_t(group) * t_.group;
-    if (stage == DOWN) {
-      rows.SetGlobalBuffer((__gm__ W*)(t_.quantise_x ? a_.workspace + t_.codes_at : a_.x));
-      return rows[first * t_.hidden];
-    }
-    if (stage == UP) {
-      rows.SetGlobalBuffer((__gm__ W*)(sizeof(W) == 1 ? a_.latent_codes : a_.latent));
-      return rows[first * t_.q_lora];
-    }
-    rows.SetGlobalBuffer((__gm__ W*)(a_.workspace + t_.nope_at));
-    const int64_t slot = int64_t(group % NOPE_SLOTS) * t_.heads + matrix;
-    return rows[slot * t_.group * t_.nope];
+  __aicore__ inline int32_t name(int32_t stage, int32_t group, const Pass& pass, int32_t start) const {
+    const int32_t portion = order_.portion(), portions = (pass.k + portion - 1) / portion;
+    return (group * STAGES + stage) * 65536 + pass.matrix * portions + start / portion;
   }
 
-  // Rows of what the weight multiplies, K blocks k0 .. k0 + depth, to NZ in one of two buffers. One
-  // row is loaded twice: with m = 1 Mmad would want another layout.
-  template <class W>
+  // Rows of what a stage multiplies, in bytes, and the bytes from one to the next.
+  struct Rows {
+    GM_ADDR first;
+    int32_t pitch;
+  };
+  __aicore__ inline Rows rows_of(int32_t stage, int32_t group, int32_t matrix) const {
+    const int64_t first = int64_t(group) * t_.group;
+    if (stage == DOWN) {
+      const int32_t pitch = t_.hidden * int32_t(sizeof(A));
+      return {(t_.quantise_x ? a_.workspace + t_.codes_at : a_.x) + first * pitch, pitch};
+    }
+    if (stage == UP) {
+      const int32_t pitch = t_.q_lora * int32_t(sizeof(B));
+      return {(sizeof(B) == 1 ? a_.latent_codes : a_.latent) + first * pitch, pitch};
+    }
+    const int64_t slot = int64_t(group % NOPE_SLOTS) * t_.heads + matrix;
+    return {a_.workspace + t_.nope_at + slot * t_.group * t_.nope * 2, t_.nope * 2};
+  }
+
+  // K blocks k0 .. k0 + depth of them to NZ in one of two buffers; bytes are bytes, so the type of
+  // the elements does not matter.
   __aicore__ inline void load_rows(int32_t stage, int32_t group, int32_t matrix, int32_t k0,
                                    int32_t depth, int32_t buffer) {
-    constexpr int32_t C0 = 32 / sizeof(W);
-    const int32_t width = stage == DOWN ? t_.hidden : stage == UP ? t_.q_lora : t_.nope;
-    const GlobalTensor<W> rows = rows_of<W>(stage, group, matrix)[k0 * C0];
-    const LocalTensor<W> to = portion<W>(buffer);
+    const Rows from = rows_of(stage, group, matrix);
+    GlobalTensor<int8_t> source;
+    source.SetGlobalBuffer((__gm__ int8_t*)(from.first + k0 * 32));
+    const LocalTensor<int8_t> to = portion<int8_t>(buffer);
     if (loads_ >= 2) {
       SetFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
       WaitFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
     }
     loads_++;
-    const Nd2NzParams move(1, uint16_t(tokens_), uint16_t(depth * C0), 0, uint16_t(width),
-                           uint16_t(rows_), 1, 0);
-    DataCopy(to, rows, move);
-    if (tokens_ == 1) DataCopy(to[C0], rows, move);
+    const Nd2NzParams move(1, uint16_t(tokens(group)), uint16_t(depth * 32), 0, uint16_t(from.pitch),
+                           uint16_t(rows(group)), 1, 0);
+    DataCopy(to, source, move);
+    if (tokens(group) == 1) DataCopy(to[32], source, move);
     SetFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS + buffer);
     loading_[buffer] = true;
-  }
-  // A portion of the activations by number: those of a matrix, one after the other. Loads it where
-  // neither buffer has it.
-  template <class W>
-  __aicore__ inline void want(int32_t stage, int32_t group, const Pass& pass, int32_t start) {
-    const int32_t portion = order_.portion();
-    const int32_t wanted = pass.matrix * ((pass.k + portion - 1) / portion) + start / portion;
-    if (there_[0] == wanted || there_[1] == wanted) return;
-    const int32_t buffer = 1 - current_;
-    load_rows<W>(stage, group, pass.matrix, pass.k0 + start, least(portion, pass.k - start), buffer);
-    there_[buffer] = wanted;
   }
 
   Arguments a_;
@@ -151,7 +147,7 @@ class Feed {
   TBuf<TPosition::A1> l1_;
   Sequence<A, B, Tiles> order_;
   Chunks<Sequence<A, B, Tiles>> ahead_;
-  int32_t loaded_ = 0, used_ = 0, loads_ = 0, tokens_ = 0, rows_ = 0;
+  int32_t loaded_ = 0, used_ = 0, loads_ = 0;
   // Of the two buffers of activations: portions that they hold, whether they are being loaded, and
   // which one is in use.
   int32_t there_[2] = {-1, -1}, current_ = 1;
