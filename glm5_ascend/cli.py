@@ -451,6 +451,26 @@ def verify(
     return int(ExitCode.DONE if report.passed else ExitCode.INPUT)
 
 
+@ops_group.command(short_help="Compile the AscendC kernels for this machine's NPU.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def build(as_json: bool) -> int:
+    """Compile the AscendC kernels into the library of backend 'ascendc', unless it is there.
+
+    Wants CANN with its ASC compiler, torch_npu and cmake: run it inside the vllm-ascend image, on
+    Atlas A2 or A3. Not tried with CANN yet.
+
+    \b
+    Example:
+      glm5-ascend ops build
+    """
+    _require("ops build", torch="cpu")
+    from glm5_ascend.ops.ascendc.build import build as run
+
+    built = run()
+    console.emit(built.as_dict(), built.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)
+
+
 @ops_group.command(short_help="Run an AscendC kernel on the emulator and check it.")
 @click.argument("target", metavar="KERNEL.toml|OP")
 @click.option("--seed", default=0, show_default=True, help="First seed of inputs and scheduler.")
