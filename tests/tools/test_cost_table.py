@@ -52,7 +52,7 @@ def test_published_times_are_compared_with_the_head() -> None:
     assert published.steps == pytest.approx(steps)
     assert f"| 102.6 us | {steps:.1f} ({steps / 102.6:.2f}x) | 141.0 (1.37x) |" in text
     far = report.markdown([row("li-prefill-2k", 300.0)])
-    assert "| 320.5 (3.12x, NOT within 2x) |" in far
+    assert "| 320.5 (3.12x, NOT within 2x, bound by HBM) |" in far
     assert "| 86.8 % of peak | 89.5 (1.03x) | – |" in far
     assert "neither batch nor context is published" in text
 
@@ -63,6 +63,13 @@ def test_extrapolated_rows_say_from_what() -> None:
     )
     assert "b=1,s=64 (extrapolated from s=32 and s=16)" in report.markdown([drawn])
     assert "EXTRAPOLATED" in report.line(drawn)
+
+
+def test_readme_has_values_and_goals_in_columns() -> None:
+    text = report.markdown([row("li-decode-b1-64k", 14.0), row("mlapo-8", 9.0, floor_products=9.0)])
+    goals = "bound ≤ 1.25x: MISSED by 12 %; floor ≤ 1.50x: MISSED by 17 %"
+    assert f"| 14.0 | 28.0 | 42.0 | 15.0 | HBM | 1.40x | 1.75x | 29 % | {goals} |" in text
+    assert "| 9.0 | 18.0 | 27.0 | 10.0 | HBM | 0.90x | – | 44 % |" in text
 
 
 def test_check_notices_other_rows(tmp_path: Path) -> None:

@@ -20,12 +20,18 @@ def line(row: Row) -> str:
     return f"{row['case']:24} {times} us, bound {row['bound']}{more}; {goals}"
 
 
+def _state(goal: Goal, row: Row) -> str:
+    margin = goal.margin(goal.measure(row))
+    return "reached" if margin >= 0 else f"MISSED by {-100 * margin:.0f} %"
+
+
+def _limit(goal: Goal) -> str:
+    return f"{'≥' if goal.at_least else '≤'} {goal.show(goal.bound)}"
+
+
 def _verdict(goal: Goal, row: Row) -> str:
-    value = goal.measure(row)
-    margin = goal.margin(value)
-    state = "reached" if margin >= 0 else f"MISSED by {-100 * margin:.0f} %"
-    sign = "≥" if goal.at_least else "≤"
-    return f"{goal.show(value)} {goal.what}, goal {sign} {goal.show(goal.bound)}: {state}"
+    value = goal.show(goal.measure(row))
+    return f"{value} {goal.what}, goal {_limit(goal)}: {_state(goal, row)}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -65,9 +71,15 @@ def _row(row: Row) -> str:
         f"{row['slow_fixpipe']:.1f}",
         row["bound"],
         f"{row['times'][0] / row['bounds'][0]:.2f}x",
-        f"{row['times'][0] / row['floor_bytes']:.2f}x",
+        f"{row['times'][0] / row['floor_bytes']:.2f}x"
+        if row["floor_bytes"] > row["floor_products"]
+        else "–",
         f"{100 * row['cube_peak']:.0f} %",
-        "; ".join(_verdict(goal, row) for goal in _GOALS.get(row["case"], ())) or "–",
+        "; ".join(
+            f"{goal.short} {_limit(goal)}: {_state(goal, row)}"
+            for goal in _GOALS.get(row["case"], ())
+        )
+        or "–",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -87,15 +99,16 @@ def _published(each: Published, rows: Mapping[str, Row]) -> str:
     kernel = ours(each, rows)
     if not each.value or (each.steps is None and kernel is None):
         return f"| {each.what} | {each.number} | – | – | not compared: {each.note} |"
-    cells = " | ".join(_ratio(value, each) for value in (each.steps, kernel))
+    bound = rows[each.entry]["bound"] if each.entry in rows else ""
+    cells = f"{_ratio(each.steps, each, '')} | {_ratio(kernel, each, f', bound by {bound}')}"
     return f"| {each.what} | {each.number} | {cells} | {each.note} |"
 
 
-def _ratio(value: float | None, each: Published) -> str:
+def _ratio(value: float | None, each: Published, why: str) -> str:
     if value is None:
         return "–"
     ratio = value / each.value
-    outside = "" if 0.5 <= ratio <= 2 else ", NOT within 2x"
+    outside = "" if 0.5 <= ratio <= 2 else f", NOT within 2x{why}"
     return f"{value:.1f} ({ratio:.2f}x{outside})"
 
 
