@@ -42,7 +42,8 @@ def _call(shape: Shape) -> None:
         if int8:
             codes = torch.randint(-127, 128, (outputs, inputs), generator=generator)
             return codes.to(torch.int8).t()
-        return (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).bfloat16().t()
+        values: torch.Tensor = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+        return values.bfloat16().t()
 
     def scale(inputs: int, outputs: int) -> torch.Tensor | None:
         return torch.full((outputs,), 1 / 73 / inputs**0.5) if int8 else None
