@@ -9,6 +9,7 @@ package is imported to find out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -101,6 +102,9 @@ def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
     Raises:
         BackendUnavailable, ArgumentError: as ``select``.
     """
+    named = os.environ.get(_VARIABLE, "") if backend == "auto" else backend
+    if named in _COMMON and tensor.device.type == "cpu" and "cpu" not in _PREFERRED:
+        return _on_cpu(operator, named or "auto", tensor.dtype)
     name = select(operator, backend, tensor)
     preferred = _PREFERRED.get(tensor.device.type, ())
     if preferred and backend == "auto" and env.read(_VARIABLE) == "auto":
@@ -108,6 +112,16 @@ def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
         if usable:
             return _Choice([_module(operator, each) for each in (*usable, name)])
     return _module(operator, name)
+
+
+# Names for which ``load`` keeps what ``select`` found for CPU tensors: a decode step asks a hundred
+# times.
+_COMMON = ("", "cpu", "reference")
+
+
+@cache
+def _on_cpu(operator: str, name: str, dtype: torch.dtype) -> ModuleType:
+    return _module(operator, select(operator, name, torch.empty(0, dtype=dtype)))
 
 
 class _Choice(ModuleType):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, cast
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -63,7 +64,8 @@ def forward(
         *where,
         address(values if return_value else None),
     )
-    check(code, "lightning_indexer")
+    if code:
+        check(code, "lightning_indexer")
     return indices, values
 
 
@@ -104,7 +106,8 @@ def forward_quant(
         key_scale.stride(0),
         *where,
     )
-    check(code, "lightning_indexer_quant")
+    if code:
+        check(code, "lightning_indexer_quant")
     return indices
 
 
@@ -115,11 +118,11 @@ def _where(
     rows, heads, dim = query.shape
     n = len(keys.lengths)
     table = keys.block_table
-    spans: Any = (ctypes.c_int64 * (4 * n))()
-    spans[0::4], spans[1::4] = requests.starts, requests.lengths
-    if table is None:
-        spans[2::4] = keys.starts
-    spans[3::4] = keys.lengths
+    # With a block table the third number, the first key row, is not read.
+    each = zip(
+        requests.starts, requests.lengths, keys.starts or keys.lengths, keys.lengths, strict=True
+    )
+    spans = (ctypes.c_int64 * (4 * n))(*chain.from_iterable(each))
     indices = torch.empty((rows, sparse_count), dtype=torch.int32)
     stride = 0 if table is None else table.stride(0)
     sizes = rows, heads, dim, n, spans, address(table), stride, keys.block_size

@@ -12,44 +12,27 @@ A NaN or an infinity in a key or value of a row's request gives what the formula
 from __future__ import annotations
 
 import ctypes
+import struct
 
 import torch
 from torch import Tensor
 
+from glm5_ascend.ops.entry_points import EntryPoints
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.native import DTYPES, address, check, library
+from glm5_ascend.ops.native import DTYPES, address, check
 from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED
 
 _OUTSIDE = 3  # an error of csrc/call.h beside those of g5.h
-_P, _N = ctypes.c_void_p, ctypes.c_int64
+KERNELS = EntryPoints("sparse_flash_attention", {"g5_sparse_flash_attention": "p"})
+_NOTHING = torch.empty(0, dtype=torch.float32)
 
 
-class _Rows(ctypes.Structure):
-    _fields_ = [("data", _P), ("row", _N), ("head", _N), ("width", _N)]
+# ``struct Call`` of csrc/call.h field by field: all are int64 or pointers but one, the scale.
+_CALL = struct.Struct("@39qd3q")
 
 
-class _Call(ctypes.Structure):
-    """``struct Call`` of csrc/call.h, which explains the fields."""
-
-    _fields_ = [
-        ("query", _Rows * 2),
-        ("key", _Rows * 2),
-        ("value", _Rows),
-        *((name, _N) for name in ("parts", "dtype", "packed_rope", "rows", "heads", "cache_rows")),
-        ("indices", _P),
-        *((name, _N) for name in ("index_row", "index_count", "sparse_block", "causal")),
-        ("requests", _N),
-        *((name, _P) for name in ("query_start", "query_length", "key_length", "key_start")),
-        ("block_table", _P),
-        ("table_row", _N),
-        ("block_size", _N),
-        ("scale", ctypes.c_double),
-        *((name, _P) for name in ("out", "peak", "total")),
-    ]
-
-
-_Place = tuple[int, int, int, int]  # of _Rows
+_Place = tuple[int, int, int, int]  # ``struct Rows``
 
 
 def forward(
@@ -83,11 +66,50 @@ def forward(
             lies outside the cache.
         BackendUnavailable: the kernels cannot be compiled here.
     """
+    shape = query[0].shape[:2]
+    peak = torch.empty(shape, dtype=torch.float32)
+    total = torch.empty(shape, dtype=torch.float32)
+    out = _float(query, key, value, indices, scale, block, requests, keys, causal, peak, total)
+    return out, peak, total
+
+
+def attend(
+    query: list[Tensor],
+    key: list[Tensor],
+    value: Tensor,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`forward` with empty maxima and sums."""
+    out = _float(query, key, value, indices, scale, block, requests, keys, causal, None, None)
+    return out, _NOTHING, _NOTHING
+
+
+def _float(
+    query: list[Tensor],
+    key: list[Tensor],
+    value: Tensor,
+    indices: Tensor,
+    scale: float,
+    block: int,
+    requests: Queries,
+    keys: Keys,
+    causal: bool,
+    peak: Tensor | None,
+    total: Tensor | None,
+) -> Tensor:
     _check_dtypes(query[0], *query, *key, value)
     query = [_dense(q) for q in query]
+    places = [_place(k) for k in key]
     return _run(
-        query[0], [_place(q) for q in query], [_place(k) for k in key], _place(value), -1,
-        key[0].shape[0], indices, scale, block, requests, keys, causal,
+        query[0], [_place(q) for q in query], places,
+        places[0] if value is key[0] else _place(value), -1,
+        key[0].shape[0], indices, scale, block, requests, keys, causal, peak, total,
     )  # fmt: skip
 
 
@@ -116,11 +138,10 @@ def forward_kv_quant(
     query = _dense(query)
     data, row, _, _ = _place(packed)
     key = [(data, row, 0, query.shape[-1])]
-    out, _, _ = _run(
+    return _run(
         query, [_place(query)], key, (data, row, 0, LATENT), ROTATED, packed.shape[0], indices,
-        scale, block, requests, keys, causal,
+        scale, block, requests, keys, causal, None, None,
     )  # fmt: skip
-    return out
 
 
 def _run(
@@ -136,29 +157,33 @@ def _run(
     requests: Queries,
     keys: Keys,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    peak: Tensor | None,
+    total: Tensor | None,
+) -> Tensor:
     rows, heads = query.shape[:2]
     out = query.new_empty(rows, heads, value[3])
-    peak = query.new_empty(rows, heads, dtype=torch.float32)
-    total = torch.empty_like(peak)
-    lists = (requests.starts, requests.lengths, keys.lengths, keys.starts)
-    numbers = [(_N * len(each))(*each) for each in lists]
-    table = keys.block_table
-    call = _Call(
-        (queries[0], queries[-1]), (key[0], key[-1]), value, len(queries), DTYPES[query.dtype],
+    n, table = len(keys.lengths), keys.block_table
+    # With a block table `key_start` is not read.
+    starts = keys.starts or keys.lengths
+    spans = (ctypes.c_int64 * (4 * n))(*requests.starts, *requests.lengths, *keys.lengths, *starts)
+    first = ctypes.addressof(spans)
+    call = _CALL.pack(
+        *queries[0], *queries[-1], *key[0], *key[-1], *value, len(queries), DTYPES[query.dtype],
         packed_rope, rows, heads, cache_rows, indices.data_ptr(), indices.stride(0),
-        indices.shape[1], block, causal, len(keys.lengths), *map(ctypes.addressof, numbers),
+        indices.shape[1], block, causal, n, first, first + 8 * n, first + 16 * n, first + 24 * n,
         address(table), 0 if table is None else table.stride(0), keys.block_size, scale,
-        out.data_ptr(), peak.data_ptr(), total.data_ptr(),
+        out.data_ptr(), address(peak), address(total),
     )  # fmt: skip
-    code = library("sparse_flash_attention").g5_sparse_flash_attention(ctypes.byref(call))
+    work = rows * heads * indices.shape[1] * block * (value[3] + query.shape[-1])
+    code = KERNELS.get("g5_sparse_flash_attention", work)(call)
     if code == _OUTSIDE:
         raise ArgumentError(
             f"a key that sparse_indices name must be one of the cache's {cache_rows} rows; the "
             "block table or the key lengths lead outside"
         )
-    check(code, "sparse_flash_attention")
-    return out, peak, total
+    if code:
+        check(code, "sparse_flash_attention")
+    return out
 
 
 def _place(tensor: Tensor) -> _Place:

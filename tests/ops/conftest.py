@@ -12,6 +12,7 @@ from glm5_ascend.ops.native import isa
 from glm5_ascend.ops.norm_rope import cpu as norm_rope
 from glm5_ascend.ops.paged_cache import cpu as paged_cache
 from glm5_ascend.ops.quant_linear import cpu as quant_linear
+from glm5_ascend.ops.sparse_flash_attention import cpu as sparse_flash_attention
 
 
 def _forget() -> None:
@@ -22,6 +23,7 @@ def _forget() -> None:
         norm_rope.KERNELS,
         paged_cache.KERNELS,
         quant_linear.KERNELS,
+        sparse_flash_attention.KERNELS,
     ):
         entry_points.forget()
 

@@ -144,6 +144,7 @@ class Attend {
     int64_t i = 0;
     for (; i + W <= width; i += W) store(to + i, load(from + i) * factor);
     if (i < width) store_part(to + i, load(from + i) * factor, int(width - i));
+    if (call->total == nullptr) return;
     call->total[at] = total;
     // The running maximum passes over NaN, the sum does not.
     const bool nan = total != total && peak != __builtin_inff();

@@ -42,8 +42,8 @@ struct Call {
   int64_t block_size;
   double scale;
   void* out;     // [rows][heads][value.width]
-  float* peak;   // [rows][heads]
-  float* total;  // [rows][heads]
+  float* peak;   // [rows][heads]; null if not wanted,
+  float* total;  // [rows][heads]; together
 };
 
 // Whose a query row is and how many keys it sees; a row of no request sees none.
