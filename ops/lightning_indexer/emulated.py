@@ -260,9 +260,8 @@ def _tiling(call: Call) -> tuple[Tiling, dict[str, Tensor]]:
     starts = [] if keys.block_table is not None else keys.starts
     query_form, query_tokens, query_lengths = _lengths(call.requests.starts, call.requests.lengths)
     key_form, key_tokens, key_lengths = _lengths(starts, keys.lengths)
-    number: dict[torch.dtype | None, int] = {None: 0, **_NUMBERS}
-    scales = [
-        number[None if tensor is None else tensor.dtype]
+    types = [
+        0 if tensor is None else _NUMBERS[tensor.dtype]
         for tensor in (call.weights, call.query_scale, call.key_scale)
     ]
     tiling = Tiling(
@@ -279,7 +278,7 @@ def _tiling(call: Call) -> tuple[Tiling, dict[str, Tensor]]:
         keys.block_table.shape[1] if keys.block_table is not None else 0,
         call.causal,
         call.by_score,
-        *scales,
+        *types,
     )
     return tiling, {"query_lengths": query_lengths, "key_lengths": key_lengths}
 

@@ -71,8 +71,8 @@ class Scores {
         row = int64_t(table_.GetValue(entry)) * page + position % page;
         count = smaller(count, page - position % page);
       }
-      const LocalTensor<float> to = type == FLOAT32 ? ub_.raw_scales[done] : ub_.raw_scales[done / 2];
-      load(to, inputs_.key_scale, type, row, count);
+      const int32_t word = type == FLOAT32 ? done : done / 2;
+      load(ub_.raw_scales[word], inputs_.key_scale, type, row, count);
       done += count;
     }
     SetFlag<HardEvent::MTE2_V>(EVENT_ID4);

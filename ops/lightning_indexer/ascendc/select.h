@@ -23,7 +23,6 @@ class Selection {
 
   __aicore__ LocalTensor<float> best(int32_t row) const { return ub_.kept[row * LIST]; }
   __aicore__ int32_t size(int32_t row) const { return rows_[row].kept; }
-  __aicore__ void resize(int32_t row, int32_t size) { rows_[row].kept = size; }
 
   __aicore__ void begin(int32_t row) {
     rows_[row] = {};
