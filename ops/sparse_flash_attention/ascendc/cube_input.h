@@ -24,7 +24,7 @@ class CubeInput {
   }
 
  protected:
-  static constexpr int32_t KEPT = 4;  // tiles that are remembered
+  static constexpr int32_t KEPT = 5;  // tiles: the last one, this one, up to two more, a begun one
   static constexpr uint32_t QUERY_BYTES = GROUP * S::WIDTH * sizeof(T);
   static constexpr uint32_t PIECE = S::ROWS * S::WIDTH;  // elements
   static constexpr int32_t QUERY_EVENT = S::RING;

@@ -112,6 +112,8 @@ SCENES = {
     "tiles": Scene(((1, 230), (1, 40), (2, 203)), 64, slots=203, cores=2),
     # Tasks of one tile, of a single key and of none.
     "short": Scene(((1, 1), (3, 9), (0, 4), (2, 0), (6, 33)), 40, slots=40, holes=30, cores=1),
+    # Tasks that end where a piece or a tile ends.
+    "ends": Scene(((1, 16), (1, 5), (1, 48), (2, 3), (1, 32), (1, 16), (1, 7)), slots=48, cores=1),
     "pages": Scene(((3, 150), (1, 97)), slots=97, page=16, holes=20, cores=3, kind=HALF, dtype=F16),
     "groups": Scene(((1, 120), (2, 31)), 100, slots=90, cores=2, page=48),
     "parts": Scene(((1, 300), (1, 25)), 20, slots=150, cores=13, least=16),
