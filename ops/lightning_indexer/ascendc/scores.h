@@ -17,7 +17,7 @@ struct ScoreInputs {
 template <class Score, class Tiles>
 class Scores {
  public:
-  static constexpr bool QUANT = sizeof(Score) == 4 && !std::is_same<Score, float>::value;
+  static constexpr bool QUANT = Score(0.5f) == Score(0);  // whole numbers
   static constexpr int32_t KEYS = Tiles::KEYS, PIECE = Buffers<Tiles>::PIECE;
   static constexpr int32_t HEADS = Buffers<Tiles>::HEADS;
 
