@@ -75,7 +75,7 @@ def load() -> Any:
     path = find()
     vendor.operators()
     try:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise BackendUnavailable(f"{path} cannot be loaded: {error}", _HINT) from error
     operators = torch.ops.glm5_ascend_npu

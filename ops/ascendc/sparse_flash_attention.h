@@ -9,7 +9,7 @@
 namespace sfa {
 
 // Tile and latent of the production kernels of kernels.cpp; slots of a part at least.
-constexpr int32_t TILE = 96, LATENT = 512, ROTATED = 64, LEAST = 64;
+constexpr int32_t TILE = PRODUCTION_TILE, LATENT = 512, ROTATED = 64, LEAST = 64;
 constexpr int64_t PACKED_BYTES = 656;
 
 struct Inputs {

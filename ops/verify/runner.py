@@ -11,6 +11,7 @@ from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.verify import compare
 from glm5_ascend.ops.verify.case import Call, Case, Outputs, Problem, Unsupported
 from glm5_ascend.ops.verify.compare import Figures
+from glm5_ascend.ops.verify.device import at_home
 
 # What a composed operator of the suite is made of.
 PARTS = {
@@ -72,13 +73,13 @@ class Plan:
 
 
 def public(backend: str) -> Call:
-    """The public functions with one backend of the project."""
+    """The public functions with one backend of the project, on its device."""
     from glm5_ascend import ops
 
     def call(function: str, /, **arguments: Any) -> Any:
         return getattr(ops, function)(**arguments, backend=backend)
 
-    return call
+    return at_home(call, backend)
 
 
 def plan(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
+from glm5_ascend.ops.verify import device
 from glm5_ascend.ops.verify.attention import AttentionCase
 from glm5_ascend.ops.verify.attention_data import KINDS, AttentionShape
 from glm5_ascend.ops.verify.case import Case
@@ -65,3 +67,24 @@ def test_what_it_declines_is_no_failure(vendor: FakeVendor) -> None:
     result = run_one(wide, wide.problem(), "torch_npu", public("torch_npu"))
     assert result.declined == "npu_lightning_indexer takes query and key in float16 or bfloat16"
     assert vendor.calls == []
+
+
+def test_written_arguments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(device.HOMES, "elsewhere", "cpu")
+    seen = []
+
+    def call(function: str, /, **arguments: Any) -> tuple[torch.Tensor, list[int]]:
+        seen.append(arguments)
+        arguments["cache"].add_(1)
+        return arguments["cache"][:1], [3]
+
+    cache, key = torch.zeros(4), torch.ones(2, 3)
+    arguments = {"cache": cache, "key": key, "value": key, "parts": [key], "count": 5}
+    result, numbers = device.at_home(call, "elsewhere")("anything", **arguments)
+    assert cache.tolist() == [1, 1, 1, 1]
+    assert (result.tolist(), numbers) == ([1], [3])
+    (given,) = seen
+    assert given["key"] is given["value"] is given["parts"][0]
+    assert given["key"] is not key
+    assert given["count"] == 5
+    assert device.at_home(call, "cpu") is call

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glm5_ascend.ops import dispatch
 from glm5_ascend.ops.ascendc import vendor
+from glm5_ascend.ops.verify import device
 
 _WHERE = (
     "Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_{key}=None, "
@@ -121,12 +122,15 @@ def installed(name: str = "Ascend910_9392") -> Iterator[FakeVendor]:
     backend = dispatch._BACKENDS["torch_npu"]
     sys.modules["torch_npu"] = module
     dispatch._BACKENDS["torch_npu"] = backend._replace(device="cpu")
+    home = device.HOMES["torch_npu"]
+    device.HOMES["torch_npu"] = "cpu"
     forget()
     try:
         yield fake
     finally:
         del sys.modules["torch_npu"]
         dispatch._BACKENDS["torch_npu"] = backend
+        device.HOMES["torch_npu"] = home
         forget()
         library._destroy()
 
