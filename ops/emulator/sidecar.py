@@ -7,6 +7,8 @@ Keys of the file: ``source``, ``kernel`` (the C++ function), ``core``, ``blocks`
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,24 @@ DTYPES = (
     "int64",
 )
 FIELDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32")
+_LIMITS = {
+    f"{sign}int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if not sign else (0, 2**bits - 1)
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2} | {
+    name: int(name.strip("uint")) // 8 for name in FIELDS if "int" in name
+}
+# A macro as -D takes it, and a function with namespaces and template arguments.
+_DEFINE = re.compile(r"[A-Za-z_]\w*(\([^()]*\))?(=[^\x00-\x1f]*)?", re.ASCII)
+_FUNCTION = re.compile(r"[A-Za-z_:][\w:<>,()*& +-]*", re.ASCII)
+_TYPES: Mapping[Any, str] = {
+    str: "text in quotes",
+    int: "a whole number",
+    (int, float): "a number",
+    list: "a list in brackets",
+}
 VALUES = ("normal", "uniform", "zeros", "ones", "arange")
 _REQUIRED = {"source": str, "kernel": str, "core": str, "arguments": list}
 _OPTIONAL = {
@@ -63,6 +83,11 @@ class Argument:
     values: str = "normal"
     size: int = 0  # bytes of a workspace
     fields: tuple[Field, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Size in GM of a buffer."""
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype] if self.shape else self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +128,24 @@ def read(path: Path) -> Sidecar:
     blocks = raw.get("blocks", 1)
     check.that(1 <= blocks <= 256, f"blocks is {blocks}", "take 1 to 256")
     check.that(
-        all(isinstance(define, str) for define in raw.get("defines", ())),
-        "defines holds something that is no text",
-        'write them as "NAME=VALUE"',
+        bool(_FUNCTION.fullmatch(raw["kernel"])),
+        f"kernel is {brief(raw['kernel'])}",
+        "name the C++ function, with its namespace and template arguments",
     )
+    for define in raw.get("defines", ()):
+        check.that(
+            isinstance(define, str) and bool(_DEFINE.fullmatch(define)),
+            f"defines holds {brief(define)}",
+            'write them as "NAME=VALUE"',
+        )
+    for key in ("absolute", "relative", "timeout"):
+        value = raw.get(key, 1)
+        good = 0 <= value <= _FLOAT32_MAX and (value > 0 or key != "timeout")
+        check.that(good, f"{key} is {brief(value)}", "give a finite number above 0")
     arguments = tuple(
         _argument(check, each, index) for index, each in enumerate(raw["arguments"], 1)
     )
+    check.names([argument.name for argument in arguments], "argument")
     return Sidecar(
         path=path,
         source=check.file(raw["source"], "source"),
@@ -160,7 +196,20 @@ class _Checker:
                 f"the keys are {', '.join(known)}",
             )
             good = isinstance(value, known[key]) and not isinstance(value, bool)
-            self.that(good, f"{key} of {what} is {brief(value)}", "give it the type of the example")
+            self.that(good, f"{key} of {what} is {brief(value)}", f"give {_TYPES[known[key]]}")
+
+    def names(self, names: Sequence[str], what: str) -> None:
+        for index, name in enumerate(names, 1):
+            self.that(
+                name.isidentifier(),
+                f"{what} {index} has the name {brief(name)}",
+                "take letters, digits and _, as for a parameter",
+            )
+            self.that(
+                name not in names[: index - 1],
+                f"two of the {what}s have the name {name}",
+                "rename one",
+            )
 
     def file(self, name: str, key: str) -> Path:
         path = self._path.parent / name
@@ -181,6 +230,7 @@ def _argument(check: _Checker, raw: object, index: int) -> Argument:
         check.table(raw, {"name": str, "fields": list}, {}, what)
         fields = tuple(_field(check, each, f"a field of {raw['name']}") for each in raw["fields"])
         check.that(bool(fields), f"{what} has no fields", "name those of the structure")
+        check.names([field.name for field in fields], "field")
         return Argument(raw["name"], Role.VALUE, fields=fields)
     if isinstance(raw, dict) and "value" in raw:
         return Argument(raw.get("name", ""), Role.VALUE, fields=(_field(check, raw, what),))
@@ -195,7 +245,7 @@ def _argument(check: _Checker, raw: object, index: int) -> Argument:
     check.choice(raw["dtype"], DTYPES, f"dtype of {what}")
     check.choice(raw.get("values", "normal"), VALUES, f"values of {what}")
     shape = raw["shape"]
-    sizes = all(isinstance(n, int) and n > 0 for n in shape)
+    sizes = all(type(n) is int and n > 0 for n in shape)
     check.that(bool(shape) and sizes, f"shape of {what} is {brief(shape)}", "give positive sizes")
     return Argument(
         raw["name"],
@@ -212,4 +262,11 @@ def _field(check: _Checker, raw: object, what: str) -> Field:
     check.choice(raw["dtype"], FIELDS, f"dtype of {what}")
     whole = isinstance(raw["value"], int) or raw["dtype"] == "float32"
     check.that(whole, f"value of {what} is {raw['value']}", "give a whole number, or a float dtype")
+    least, most = _LIMITS.get(raw["dtype"], (-_FLOAT32_MAX, _FLOAT32_MAX))
+    special = isinstance(raw["value"], float) and not math.isfinite(raw["value"])
+    check.that(
+        special or least <= raw["value"] <= most,
+        f"value of {what} is {brief(raw['value'])}",
+        f"{raw['dtype']} holds {least:g} to {most:g}",
+    )
     return Field(raw["name"], raw["dtype"], raw["value"])

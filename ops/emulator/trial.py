@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import os
 import runpy
+import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm5_ascend.console import format_bytes
+from glm5_ascend.errors import DoesNotFit
 from glm5_ascend.ops.emulator.abi import Role
 from glm5_ascend.ops.emulator.build import Kernel, Library, build
 from glm5_ascend.ops.emulator.errors import SidecarError
@@ -77,8 +82,10 @@ class Trial:
             KernelSourceError: the kernel does not compile.
             SidecarError: the functions that the file names are missing, or return something else
                 than the arguments ask for.
+            DoesNotFit: the arguments are too large for this machine.
         """
         self._sidecar = sidecar
+        _refuse_too_large(sidecar)
         kernel = Kernel("kernel", sidecar.kernel, sidecar.core)
         self.library: Library = build(
             sidecar.source, [kernel], defines=sidecar.defines, sanitize=sanitize
@@ -97,9 +104,10 @@ class Trial:
         }
         arguments = [_passed(a, tensors) for a in self._sidecar.arguments]
         options = replace(options, timeout=self._sidecar.timeout)
-        report = launch(
-            self.library, "kernel", arguments, blocks=self._sidecar.blocks, options=options
-        )
+        with _stdout_to_stderr():
+            report = launch(
+                self.library, "kernel", arguments, blocks=self._sidecar.blocks, options=options
+            )
         differences = [
             difference
             for output, want in self._want.items()
@@ -136,12 +144,24 @@ class Trial:
         )
 
 
+def _refuse_too_large(sidecar: Sidecar) -> None:
+    # Inputs, their copy for a launch, the emulator's GM, and the reference in F64.
+    need = 4 * sum(argument.bytes for argument in sidecar.arguments)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > memory:
+        raise DoesNotFit(
+            f"{sidecar.path}: the arguments need {format_bytes(need)}, four times their size, "
+            f"of {format_bytes(memory)}",
+            "give smaller shapes",
+        )
+
+
 def _passed(argument: Argument, tensors: Mapping[str, Tensor]) -> Buffer | Value:
     if argument.role is Role.WORKSPACE:
         return Buffer(argument.name, Role.WORKSPACE, None, argument.size)
     if argument.role is not Role.VALUE:
         return Buffer(argument.name, argument.role, tensors[argument.name])
-    names = [(field.name, _FIELD_TYPES[field.dtype]) for field in argument.fields]
+    names = [(f"_{i}", _FIELD_TYPES[field.dtype]) for i, field in enumerate(argument.fields)]
     structure = type("Value", (ctypes.Structure,), {"_fields_": names})
     value: ctypes.Structure = structure(*(field.value for field in argument.fields))
     return value
@@ -160,9 +180,22 @@ def _given(sidecar: Sidecar, seed: int) -> dict[str, Tensor]:
         if argument.role not in (Role.INPUT, Role.INOUT):
             continue
         value = named.get(argument.name)
-        tensor = _random(argument, generator) if value is None else torch.as_tensor(value)
+        tensor = (
+            _random(argument, generator)
+            if value is None
+            else _tensor(sidecar, "inputs", argument, value)
+        )
         given[argument.name] = _expected(sidecar, "inputs", argument, tensor).contiguous()
     return given
+
+
+def _tensor(sidecar: Sidecar, key: str, argument: Argument, value: object) -> Tensor:
+    """What a function of the user's gives as one argument."""
+    try:
+        return torch.as_tensor(value).detach().to_dense().cpu()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        kind = type(value).__name__
+        raise _wrong(sidecar, key, f"gives {argument.name} as {kind}, not as a tensor") from None
 
 
 def _random(argument: Argument, generator: torch.Generator) -> Tensor:
@@ -189,11 +222,11 @@ def _want(sidecar: Sidecar, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = _call(sidecar, "reference", sidecar.reference, copies)
     values = list(result) if isinstance(result, tuple | list) else [result]
     if len(values) != len(outputs):
-        raise _wrong(
-            sidecar, "reference", f"returns {len(values)} tensors for {len(outputs)} outputs"
-        )
+        raise _wrong(sidecar, "reference", f"returns {len(values)} values, not {len(outputs)}")
     return {
-        a.name: _expected(sidecar, "reference", a, torch.as_tensor(value), exact=False)
+        a.name: _expected(
+            sidecar, "reference", a, _tensor(sidecar, "reference", a, value), exact=False
+        )
         for a, value in zip(outputs, values, strict=True)
     }
 
@@ -202,6 +235,7 @@ def _expected(
     sidecar: Sidecar, key: str, argument: Argument, tensor: Tensor, *, exact: bool = True
 ) -> Tensor:
     right_type = not exact or tensor.dtype == getattr(torch, argument.dtype)
+    right_type = right_type and not tensor.is_complex()
     if tuple(tensor.shape) != argument.shape or not right_type:
         got = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
         want = f"{argument.dtype} {list(argument.shape)}"
@@ -211,25 +245,47 @@ def _expected(
 
 def _call(sidecar: Sidecar, key: str, where: tuple[Path, str], available: Mapping[str, Any]) -> Any:
     """Call a function of the user's file with those of ``available`` that it takes."""
-    path, name = where
+    path = where[0]
     try:
-        function: Callable[..., Any] | None = runpy.run_path(str(path)).get(name)
-        if not callable(function):
-            raise _wrong(sidecar, key, "is not defined there")
-        taken = inspect.signature(function).parameters
-        unknown = [p for p in taken if p not in available]
-        if unknown:
-            raise _wrong(sidecar, key, f"has the parameter {unknown[0]}, which is no input")
-        return function(**{p: available[p] for p in taken})
+        with _stdout_to_stderr():
+            return _called(sidecar, key, where, available)
     except SidecarError:
         raise
-    except Exception as error:
+    # SystemExit too: the file's exit code is not this program's.
+    except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         line = frame.lineno if frame.filename == str(path) else getattr(error, "lineno", None)
         place = f" (line {line})" if line else ""
-        raise _wrong(
-            sidecar, key, f"raises {type(error).__name__}: {str(error).splitlines()[0]}{place}"
-        ) from None
+        said = next((f": {line}" for line in str(error).splitlines() if line.strip()), "")
+        raise _wrong(sidecar, key, f"raises {type(error).__name__}{said}{place}") from None
+
+
+def _called(
+    sidecar: Sidecar, key: str, where: tuple[Path, str], available: Mapping[str, Any]
+) -> Any:
+    path, name = where
+    function: Callable[..., Any] | None = runpy.run_path(str(path)).get(name)
+    if not callable(function):
+        raise _wrong(sidecar, key, "is not defined there")
+    taken = inspect.signature(function).parameters
+    unknown = [p for p in taken if p not in available]
+    if unknown:
+        raise _wrong(sidecar, key, f"has the parameter {unknown[0]}, which is no input")
+    return function(**{p: available[p] for p in taken})
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What kernels and references print does not get between the lines of the result."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _wrong(sidecar: Sidecar, key: str, what: str) -> SidecarError:

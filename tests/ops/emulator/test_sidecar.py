@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -111,18 +113,52 @@ def test_useless_synchronisation_is_an_unnoticed_mutant(edited: Edit) -> None:
             "scale_add.cpp:34: 'inn' was not declared",
         ),
         ("scale_add.toml", 'kernel = "scale_add"', 'kernel = "other"', "'other' was not declared"),
+        ("scale_add.toml", 'kernel = "scale_add"', 'kernel = "a}, {"', "kernel is 'a}, {'"),
+        ("scale_add.toml", "blocks = 4", 'defines = ["A\\u0000"]', "defines holds 'A"),
+        ("scale_add.toml", "blocks = 4", 'defines = ["A B"]', "defines holds 'A B'"),
+        ("scale_add.toml", "blocks = 4", "timeout = -1", "timeout is -1"),
+        ("scale_add.toml", "blocks = 4", "timeout = inf", "timeout is inf"),
+        ("scale_add.toml", "absolute = 1e-6", "absolute = nan", "absolute is nan"),
+        ("scale_add.toml", "absolute = 1e-6", f"absolute = 1{400 * '0'}", "absolute is 1000"),
+        ("scale_add.toml", "shape = [16, 256]", "shape = [true, 256]", "shape of argument 1"),
+        ("scale_add.toml", "shape = [16, 256]", f"shape = [{2**70}]", "four times their size"),
+        ("scale_add.toml", 'name = "y"', 'name = "x"', "two of the arguments have the name x"),
+        ("scale_add.toml", 'name = "y"', 'name = ""', "argument 2 has the name ''"),
+        ("scale_add.toml", 'name = "a"', 'name = "tiles"', "two of the fields have the name tiles"),
+        ("scale_add.toml", "value = 4 ", f"value = {2**31}", "sizes is 2147483648"),
+        ("scale_add.toml", "value = 2.5 ", f"value = 1{400 * '0'}", "sizes is 1000"),
+        ("reference.py", "return ", "assert False; return ", "raises AssertionError (line"),
+        ("reference.py", "return ", "raise SystemExit(0); return ", "raises SystemExit: 0"),
+        ("reference.py", "return ", "return None; ", "gives z as NoneType"),
+        ("reference.py", "return ", "return 1j * ", "complex128 [16, 256]"),
     ],
 )
 def test_mistakes_are_one_error_with_its_place(
     edited: Edit, file: str, old: str, new: str, message: str
 ) -> None:
     result = emulate(edited(file, old, new), "--seeds", 1)
-    assert result.exit_code == 1
+    assert result.exit_code == (3 if "four times" in message else 1)
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert lines[-2].startswith("error: ")
     assert message in lines[-2]
     assert lines[-1].startswith("hint: ")
+
+
+def test_what_kernel_and_reference_print_stays_out_of_the_result(edited: Edit) -> None:
+    edited("reference.py", "return ", 'print("from Python"); return ')
+    edited("scale_add.cpp", "#include", "#include <cstdio>\n#include")
+    path = edited("scale_add.cpp", "  TPipe pipe;", '  TPipe pipe; std::puts("from C++");')
+    command = [sys.executable, "-m", "glm5_ascend", "ops", "emulate", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["passed"]
+    assert "from Python" in done.stderr
+    assert "from C++" in done.stderr
+
+
+def test_names_of_fields_do_not_matter(edited: Edit) -> None:
+    path = edited("scale_add.toml", 'name = "a"', 'name = "__class__"')
+    assert emulate(path, "--scheduler", "round-robin").exit_code == 0
 
 
 def test_out_of_bounds_by_the_sidecars_shape_is_a_finding(edited: Edit) -> None:
