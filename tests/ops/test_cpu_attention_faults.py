@@ -50,7 +50,7 @@ def test_planted_mistake_is_caught(
 ) -> None:
     file, right, wrong = FAULTS[fault]
     library = mutant("sparse_flash_attention", file, right, wrong, "portable", tmp_path)
-    monkeypatch.setattr(cpu, "library", lambda operator: library)
+    monkeypatch.setattr(cpu.KERNELS, "get", lambda name, work: getattr(library, name))
     results = CALL.run()
     with pytest.raises(AssertionError, match=r"limit|positions|NaN|inf"):
         CALL.check(results)

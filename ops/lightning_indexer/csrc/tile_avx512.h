@@ -2,7 +2,7 @@
 //
 // Written in assembly since GCC 12 keeps some of the 24 sums in memory when it has the choice,
 // which halves the speed. Registers: zmm0-23 sums (key j: 2j and 2j + 1), zmm24-25 heads, zmm26 a
-// constant, zmm27-29 broadcast keys.
+// constant, zmm27-29 broadcast keys (int8).
 #pragma once
 
 #include <immintrin.h>
@@ -33,14 +33,17 @@ struct IntLanes {
   using Key = int8_t;
 };
 
-#define G5_BROADCAST(at, t) "vbroadcastss " at ", %%zmm" t "\n\t"
 #define G5_FLIPPED(at, t) "vpxord " at "%{1to16%}, %%zmm26, %%zmm" t "\n\t"
-#define G5_DOT_F32(q, k, sum) "vfmadd231ps %%zmm" k ", %%zmm" q ", %%zmm" sum "\n\t"
-#define G5_DOT_BF16(q, k, sum) "vdpbf16ps %%zmm" k ", %%zmm" q ", %%zmm" sum "\n\t"
+// Broadcast by the multiplication itself: an instruction of its own would take a turn of the vector
+// units, a third of the time where a key meets one vector of heads.
+#define G5_DOT_F32(q, at, sum) "vfmadd231ps " at "%{1to16%}, %%zmm" q ", %%zmm" sum "\n\t"
+#define G5_DOT_BF16(q, at, sum) "vdpbf16ps " at "%{1to16%}, %%zmm" q ", %%zmm" sum "\n\t"
 #define G5_DOT_INT8(q, k, sum) "vpdpbusd %%zmm" q ", %%zmm" k ", %%zmm" sum "\n\t"
 
 #define G5_KEY1(LOAD, DOT, at, t, a, b) LOAD(at, t) DOT("24", t, a)
 #define G5_KEY2(LOAD, DOT, at, t, a, b) LOAD(at, t) DOT("24", t, a) DOT("25", t, b)
+#define G5_KEY1_AT(LOAD, DOT, at, t, a, b) DOT("24", at, a)
+#define G5_KEY2_AT(LOAD, DOT, at, t, a, b) DOT("24", at, a) DOT("25", at, b)
 #define G5_LOAD_HEADS1(at0, at1) "vmovaps " at0 ", %%zmm24\n\t"
 #define G5_LOAD_HEADS2(at0, at1) "vmovaps " at0 ", %%zmm24\n\tvmovaps " at1 ", %%zmm25\n\t"
 
@@ -63,16 +66,16 @@ struct IntLanes {
   "addq $16, %[key0]\n\taddq $16, %[key3]\n\taddq $16, %[key6]\n\taddq $16, %[key9]\n\t"    \
   "addq $" bytes ", %[query]\n\tdecq %[rounds]\n\tjnz 1b\n\t"
 
-#define G5_LOOP1(LOAD, DOT)                                                         \
-  "1:\n\t" G5_STEP(G5_LOAD_HEADS1, G5_KEY1, LOAD, DOT, "0", "0", "0")               \
-  G5_STEP(G5_LOAD_HEADS1, G5_KEY1, LOAD, DOT, "4", "64", "64")                      \
-  G5_STEP(G5_LOAD_HEADS1, G5_KEY1, LOAD, DOT, "8", "128", "128")                    \
-  G5_STEP(G5_LOAD_HEADS1, G5_KEY1, LOAD, DOT, "12", "192", "192") G5_ADVANCE("256")
-#define G5_LOOP2(LOAD, DOT)                                                         \
-  "1:\n\t" G5_STEP(G5_LOAD_HEADS2, G5_KEY2, LOAD, DOT, "0", "0", "64")              \
-  G5_STEP(G5_LOAD_HEADS2, G5_KEY2, LOAD, DOT, "4", "128", "192")                    \
-  G5_STEP(G5_LOAD_HEADS2, G5_KEY2, LOAD, DOT, "8", "256", "320")                    \
-  G5_STEP(G5_LOAD_HEADS2, G5_KEY2, LOAD, DOT, "12", "384", "448") G5_ADVANCE("512")
+#define G5_LOOP1(KEY, LOAD, DOT)                                                    \
+  "1:\n\t" G5_STEP(G5_LOAD_HEADS1, KEY, LOAD, DOT, "0", "0", "0")                   \
+  G5_STEP(G5_LOAD_HEADS1, KEY, LOAD, DOT, "4", "64", "64")                          \
+  G5_STEP(G5_LOAD_HEADS1, KEY, LOAD, DOT, "8", "128", "128")                        \
+  G5_STEP(G5_LOAD_HEADS1, KEY, LOAD, DOT, "12", "192", "192") G5_ADVANCE("256")
+#define G5_LOOP2(KEY, LOAD, DOT)                                                    \
+  "1:\n\t" G5_STEP(G5_LOAD_HEADS2, KEY, LOAD, DOT, "0", "0", "64")                  \
+  G5_STEP(G5_LOAD_HEADS2, KEY, LOAD, DOT, "4", "128", "192")                        \
+  G5_STEP(G5_LOAD_HEADS2, KEY, LOAD, DOT, "8", "256", "320")                        \
+  G5_STEP(G5_LOAD_HEADS2, KEY, LOAD, DOT, "12", "384", "448") G5_ADVANCE("512")
 
 #define G5_BEGIN_AT_ZERO(a, b) \
   "vpxord %%zmm" a ", %%zmm" a ", %%zmm" a "\n\tvpxord %%zmm" b ", %%zmm" b ", %%zmm" b "\n\t"
@@ -158,21 +161,23 @@ void tile(const Group& g, const typename L::Key* key, int64_t stride, int64_t st
   const uint16_t old = first ? 0 : 0xffff;
   const uint32_t flip = 0x80808080;
   if constexpr (is_f32<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_F32),
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_KEY1_AT, , G5_DOT_F32),
             G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_f32<L>)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_F32),
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_KEY2_AT, , G5_DOT_F32),
             G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (is_bf16<L> && V == 1)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_BROADCAST, G5_DOT_BF16),
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP1(G5_KEY1_AT, , G5_DOT_BF16),
             G5_FINISH(G5_WEIGH1, G5_RELU_F32));
   else if constexpr (is_bf16<L>)
-    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_BROADCAST, G5_DOT_BF16),
+    G5_TILE(G5_TWELVE(G5_BEGIN_AT_ZERO), G5_LOOP2(G5_KEY2_AT, , G5_DOT_BF16),
             G5_FINISH(G5_WEIGH2, G5_RELU_F32));
   else if constexpr (V == 1)
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_FLIPPED, G5_DOT_INT8), G5_FINISH(G5_WEIGH1, G5_RELU_INT));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP1(G5_KEY1, G5_FLIPPED, G5_DOT_INT8),
+            G5_FINISH(G5_WEIGH1, G5_RELU_INT));
   else
-    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_FLIPPED, G5_DOT_INT8), G5_FINISH(G5_WEIGH2, G5_RELU_INT));
+    G5_TILE(G5_PREPARE_FLIP, G5_LOOP2(G5_KEY2, G5_FLIPPED, G5_DOT_INT8),
+            G5_FINISH(G5_WEIGH2, G5_RELU_INT));
 }
 
 }  // namespace g5
