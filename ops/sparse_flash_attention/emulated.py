@@ -44,12 +44,12 @@ class Tiles:
 
 # By dtype and latent width; the small ones are for models and tests that are small.
 KERNELS = {
-    (torch.bfloat16, 512): Tiles("sfa_bf16", 512, 96),
-    (torch.float16, 512): Tiles("sfa_half", 512, 96),
+    (torch.bfloat16, 512): Tiles("sfa_bf16", 512, 128),
+    (torch.float16, 512): Tiles("sfa_half", 512, 128),
     (torch.bfloat16, 256): Tiles("sfa_small_bf16", 256, 32),
     (torch.float16, 256): Tiles("sfa_small_half", 256, 32),
 }
-PACKED_KERNEL = Tiles("sfa_packed", 512, 96, packed=True)
+PACKED_KERNEL = Tiles("sfa_packed", 512, 128, packed=True)
 SMALL_PACKED_KERNEL = Tiles("sfa_small_packed", 512, 32, packed=True)
 
 _NUMBERS = (

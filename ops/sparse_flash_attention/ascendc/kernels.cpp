@@ -33,9 +33,9 @@ __aicore__ inline void attend(const Arguments& a, const Tiling& t) {
   }
 
 #ifndef SFA_SMALL
-SFA_KERNEL(sfa_bf16, bfloat16_t, 512, 96, 1, 4, 160)
-SFA_KERNEL(sfa_half, half, 512, 96, 1, 4, 160)
-SFA_KERNEL(sfa_packed, bfloat16_t, 512, 96, 1, 4, 160, true)
+SFA_KERNEL(sfa_bf16, bfloat16_t, 512, sfa::PRODUCTION_TILE, 1, 3, 128)
+SFA_KERNEL(sfa_half, half, 512, sfa::PRODUCTION_TILE, 1, 3, 128)
+SFA_KERNEL(sfa_packed, bfloat16_t, 512, sfa::PRODUCTION_TILE, 1, 3, 128, true)
 #endif
 SFA_KERNEL(sfa_small_bf16, bfloat16_t, 256, 16, 2, 5, 64)
 SFA_KERNEL(sfa_small_half, half, 256, 16, 2, 5, 64)

@@ -11,6 +11,7 @@ namespace sfa {
 constexpr int32_t GROUP = 64;         // heads that a task takes at most
 constexpr int32_t COLUMNS = 128;      // of the result that one product makes
 constexpr int32_t ROW_TILES = 3;      // of unpacked rows in the workspace
+constexpr int32_t PRODUCTION_TILE = 128;  // keys of a tile of the kernels for the NPU
 constexpr int32_t PARTS = 64;         // of a row at most
 constexpr int32_t REQUEST_WORDS = 4;  // first query row, query rows, first key row, keys
 
