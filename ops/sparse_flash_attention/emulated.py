@@ -215,7 +215,9 @@ def unchecked(
             inputs("key_rope", rope_key),
             inputs("indices", _some(indices.contiguous())),
             inputs("requests", _requests(requests, keys)),
-            inputs("block_table", _some(_nothing(indices) if table is None else table.contiguous())),
+            inputs(
+                "block_table", _some(_nothing(indices) if table is None else table.contiguous())
+            ),
             output("out", out),
             output("softmax_max", peak),
             output("softmax_sum", total),
