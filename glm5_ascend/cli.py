@@ -471,9 +471,22 @@ def build(as_json: bool) -> int:
     return int(ExitCode.DONE)
 
 
+def _seed(context: click.Context, option: click.Parameter, value: int) -> int:
+    """A seed of torch's generators, with some room for those that follow it."""
+    if not 0 <= value < 2**63 - 10_000:
+        raise click.BadParameter(f"{value} is not within 0 and 2**63 - 10001", context, option)
+    return value
+
+
 @ops_group.command(short_help="Run an AscendC kernel on the emulator and check it.")
 @click.argument("target", metavar="KERNEL.toml|OP")
-@click.option("--seed", default=0, show_default=True, help="First seed of inputs and scheduler.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    callback=_seed,
+    help="First seed of inputs and scheduler.",
+)
 @click.option(
     "--seeds",
     default=3,

@@ -29,6 +29,7 @@ class Case:
         floor: what ``floor_bytes`` are, in words.
         floor_bytes: that any implementation moves between HBM and the cores.
         products: multiply-adds by ``abi.CUBE_TYPES`` that it cannot avoid.
+        memory: bytes that ``run`` needs, roughly and never less.
         seconds: estimated time of ``run`` on one core of a host.
         smaller: the shape to emulate instead where that is too long; time is a straight line in
             products between shapes of this kind. None where there is none.
@@ -38,6 +39,7 @@ class Case:
     floor: str
     floor_bytes: int
     products: Mapping[str, int]
+    memory: int
     seconds: float
     smaller: Callable[[], Shape | None]
 

@@ -6,9 +6,12 @@ gives, each at the rate of its pipe; transfers share the bandwidth of HBM and L2
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from glm5_ascend.console import format_bytes
+from glm5_ascend.errors import DoesNotFit
 from glm5_ascend.ops.emulator import abi
 from glm5_ascend.ops.emulator.cost_case import Case, CostError, Shape, described, module
 from glm5_ascend.ops.emulator.rates import START_UPS, Chip, rates
@@ -79,17 +82,25 @@ def estimate(
 
     Raises:
         CostError: no such shape, or none that is small enough.
+        DoesNotFit: none that half the memory of this machine holds.
     """
     cases = module(operator)
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     first: Shape = shape
     case: Case = cases.case(shape)
     goal = case
     budget = limit
-    while case.seconds > budget:
+    while case.seconds > budget or case.memory > room:
         # Two shapes run then, the second with half the work.
         budget = limit / 1.5
         smaller = case.smaller()
         if smaller is None:
+            if case.memory > room:
+                raise DoesNotFit(
+                    f"emulating {described(first)} needs about {format_bytes(case.memory)} of "
+                    "memory, and no smaller shape is like it",
+                    "give a smaller shape",
+                )
             raise CostError(
                 f"emulating {described(shape)} takes about {goal.seconds:.0f} s, and no smaller "
                 "shape is like it",

@@ -31,6 +31,7 @@ def case(shape: Shape) -> Case:
         floor="keys, once" if not int8 else "keys and their scales, once",
         floor_bytes=b * s * (_DIM + 2 if int8 else 2 * _DIM),
         products={"int8" if int8 else "b16": products},
+        memory=_DIM * (6 * s + 12 * b * s) + 8 * _DIM * b * q * h,
         seconds=4 + products / _HOST_PRODUCTS + pairs / _HOST_PAIRS,
         smaller=lambda: halved(shape, ("q", "b", "s"), {"q": 96, "b": 16, "s": 8192}),
     )

@@ -29,6 +29,7 @@ def case(shape: Shape) -> Case:
         floor="weights, once",
         floor_bytes=(1 if int8 else 2) * (down + up) + 2 * absorb,
         products=products,
+        memory=8 * (down + up + absorb) + 16 * t * h * (_NOPE + _LATENT),
         seconds=_HOST_WEIGHTS + sum(products.values()) / _HOST_PRODUCTS,
         smaller=lambda: halved(shape, ("t",), {"t": 64}),
     )

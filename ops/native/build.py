@@ -100,11 +100,21 @@ def _make(
 @contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
     """A path in a folder of its own whose file becomes ``target``; a log stays where it failed."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise _unwritable(target.parent, error) from None
     part = folder / target.name
     yield part
     os.replace(part, target)
     shutil.rmtree(folder)
+
+
+def _unwritable(folder: Path, error: OSError) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"cannot write compiled kernels to {folder}: {error.strerror}",
+        "set GLM5_ASCEND_CACHE to a writable folder",
+    )
 
 
 @contextmanager
@@ -113,10 +123,7 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     try:
         file = path.open("w")
     except OSError as error:
-        raise BackendUnavailable(
-            f"cannot write compiled kernels to {folder}: {error.strerror}",
-            "set GLM5_ASCEND_CACHE to a writable folder",
-        ) from None
+        raise _unwritable(folder, error) from None
     with file:
         # A file system without locks lets two processes compile the same, which is only slow.
         with suppress(OSError):

@@ -89,7 +89,14 @@ def find() -> Compiler:
     Raises:
         BackendUnavailable: there is none, or the one that CXX names does not run.
     """
-    named = shlex.split(os.environ.get("CXX", ""))
+    wanted = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(wanted)
+    except ValueError as error:
+        raise BackendUnavailable(
+            f"CXX is {wanted!r}, which is no command: {str(error).lower()}",
+            "correct it, or unset it to take g++",
+        ) from None
     candidates = [tuple(named)] if named else [(c,) for c in _CANDIDATES if shutil.which(c)]
     for command in candidates:
         version = _version(command)

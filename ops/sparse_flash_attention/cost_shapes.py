@@ -26,13 +26,15 @@ def case(shape: Shape) -> Case:
     b, q, s, h, k, int8 = (shape[key] for key in KEYS)
     refuse(q > s, f"q={q} query tokens need as many rows, not s={s}", "raise s")
     refuse(int8 > 1, f"int8 is {int8}", "write int8=0 or int8=1")
-    rows = b * sum(min(k, s - q + i + 1) for i in range(q))
+    short = min(q, max(0, k - (s - q)))  # queries that see at most k rows
+    rows = b * (short * (s - q) + short * (short + 1) // 2 + (q - short) * k)
     products = rows * h * (2 * LATENT + ROTATED)
     return Case(
         run=lambda: _call(shape),
         floor="chosen rows, once per query token",
         floor_bytes=rows * (PACKED if int8 else 2 * (LATENT + ROTATED)),
         products={"b16": products},
+        memory=(LATENT + ROTATED) * (6 * s + 8 * b * s + 16 * b * q * h) + 8 * b * q * k,
         seconds=4 + products / _HOST_PRODUCTS + rows / _HOST_ROWS,
         smaller=lambda: halved(shape, ("q", "b"), {"q": 48, "b": 24}),
     )

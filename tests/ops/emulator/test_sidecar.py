@@ -198,6 +198,8 @@ def test_an_operator_runs_its_conformance_cases(
 def test_usage_errors() -> None:
     for arguments in (("nothing",), (), ("x.toml", "--seeds", 0), ("x.toml", "--scheduler", "x")):
         assert emulate(*arguments).exit_code == 2
+    for seed in (-1, 2**63):
+        assert "is not within" in emulate("x.toml", f"--seed={seed}").stderr
     missing = emulate("nowhere/x.toml")
     assert missing.exit_code == 1
     assert "No such file" in missing.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,25 @@ def test_a_named_compiler_is_never_replaced(source: Path, monkeypatch: pytest.Mo
         BackendUnavailable, match="CXX is '/nowhere/c\\+\\+ -q', which does not run"
     ):
         _build(source)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_is_no_command(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "'g++ -q")
+    with pytest.raises(BackendUnavailable, match="which is no command: no closing quotation"):
+        _build(source)
+
+
+def test_a_folder_that_lets_nobody_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(prefix: str, dir: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir / prefix))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with (
+        pytest.raises(BackendUnavailable, match="cannot write compiled kernels to"),
+        build.unfinished(tmp_path / "file"),
+    ):
+        pass
 
 
 def test_an_error_in_a_source(source: Path, cache: Path) -> None:

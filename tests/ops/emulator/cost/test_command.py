@@ -48,6 +48,7 @@ def reader(shape: Mapping[str, int]) -> Case:
         "pieces, once",
         48 * shape["t"] * E * 4,
         {"b16": 1000 * shape["t"]},
+        shape["t"],
         float(shape["t"]),
         lambda: {"t": shape["t"] // 2} if shape["t"] > 1 else None,
     )
@@ -59,7 +60,8 @@ def multiplier(shape: Mapping[str, int]) -> Case:
     def call() -> None:
         launch(library(), "products", [shape["t"], 128, 128, 128], blocks=cores(4))
 
-    return Case(call, "nothing", 0, {"b16": 24 * shape["t"] * 128**3}, 1.0, lambda: None)
+    products = {"b16": 24 * shape["t"] * 128**3}
+    return Case(call, "nothing", 0, products, 0, 1.0, lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +199,10 @@ def test_mistakes_are_one_error(arguments: tuple[str, ...], error: str) -> None:
     assert result.stderr.startswith("error: ")
     assert error in result.stderr
     assert "hint: " in result.stderr
+
+
+def test_what_memory_does_not_hold_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 8)  # 32 bytes to use, reader needs t
+    result = figures("reader", "--shape", "t=64")
+    assert result["extrapolated"]
+    assert result["emulated"] == [{"t": 32}, {"t": 16}]
