@@ -6,16 +6,16 @@
 #include "mlapo.h"
 #include "sparse_flash_attention.h"
 
-#ifndef GLM5_ASCEND_SOURCES
-#error "GLM5_ASCEND_SOURCES: digest of the sources (glm5_ascend.ops.ascendc.library.digest)"
+#ifndef GLM5_SOURCES
+#error "GLM5_SOURCES: digest of the sources (glm5_ascend.ops.ascendc.library.digest)"
 #endif
-#ifndef GLM5_ASCEND_KEY
-#define GLM5_ASCEND_KEY PrivateUse1  // tests of the host side register it for the CPU
+#ifndef GLM5_DISPATCH_KEY
+#define GLM5_DISPATCH_KEY PrivateUse1  // tests of the host side register it for the CPU
 #endif
 
 namespace {
 
-std::string sources() { return GLM5_ASCEND_SOURCES; }
+std::string sources() { return GLM5_SOURCES; }
 
 }  // namespace
 
@@ -51,7 +51,7 @@ TORCH_LIBRARY(glm5_ascend_npu, m) {
       "bool int8_query) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(glm5_ascend_npu, GLM5_ASCEND_KEY, m) {
+TORCH_LIBRARY_IMPL(glm5_ascend_npu, GLM5_DISPATCH_KEY, m) {
   m.impl("lightning_indexer", &lightning_indexer::select);
   m.impl("sparse_flash_attention", &sfa::attend);
   m.impl("mlapo", &mlapo::preprocess);

@@ -61,7 +61,7 @@ def build() -> Built:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
         configure = [
-            f"-DGLM5_ASCEND_SOURCES={sources}",
+            f"-DGLM5_SOURCES={sources}",
             f"-DPython3_EXECUTABLE={sys.executable}",
             "-DCMAKE_BUILD_TYPE=Release",
         ]

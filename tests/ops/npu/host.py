@@ -92,7 +92,7 @@ def objects() -> dict[str, Path]:
     include += [vendor / "include", vendor / "include/third_party/acl/inc"]
     system = [word for path in include for word in ("-isystem", str(path))]
     own = [f"-I{OPS / 'ascendc'}", f"-I{HERE}"]
-    defined = [f'-DGLM5_ASCEND_SOURCES="{SOURCES}"', "-DGLM5_ASCEND_KEY=CPU"]
+    defined = [f'-DGLM5_SOURCES="{SOURCES}"', "-DGLM5_DISPATCH_KEY=CPU"]
     result = {
         "binding": compiled(OPS / "ascendc/binding.cpp", [*system, *own, *defined]),
         "acl_stub": compiled(HERE / "acl_stub.cpp", own),

@@ -219,9 +219,11 @@ def test_attention_over_packed_rows(native: ctypes.CDLL, monkeypatch: pytest.Mon
 
 def test_attention_s_tiles_are_the_emulator_s() -> None:
     text = (host.OPS / "ascendc/sparse_flash_attention.h").read_text()
+    sizes = (host.OPS / "sparse_flash_attention/ascendc/tiling.h").read_text()
     kinds = [*attention.KERNELS.values(), attention.PACKED_KERNEL]
-    tiles = {kind.tile for kind in kinds if kind.latent == 512}
-    assert re.findall(r"\bTILE = (\d+), LATENT = (\d+)", text) == [(str(*tiles), "512")]
+    (tile,) = {kind.tile for kind in kinds if kind.latent == 512}
+    assert re.findall(r"\bPRODUCTION_TILE = (\d+)", sizes) == [str(tile)]
+    assert re.findall(r"\bTILE = (\w+), LATENT = (\d+)", text) == [("PRODUCTION_TILE", "512")]
     assert re.findall(r"\bLEAST = (\d+)", text) == [str(attention.LEAST)]
 
 
