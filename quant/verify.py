@@ -148,9 +148,12 @@ def _read_values(
     source: Path | None,
 ) -> dict[str, dict[str, float]]:
     from glm5_ascend.checkpoint import CheckpointReader
+    from glm5_ascend.quant.stream import refuse_quantised
     from glm5_ascend.quant.verify_source import Comparison
     from glm5_ascend.quant.verify_values import Values, check_values
 
+    if source is not None:
+        refuse_quantised(source)
     values = Values(folder)
     names = list(names)
     kinds = dict(schemes) or dict.fromkeys(names, "FLOAT")

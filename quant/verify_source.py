@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ascend_schemes import FLOAT, ROTATION, W4A8_DYNAMIC
-from glm5_ascend.checkpoint import CheckpointReader
+from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.convert import read_matrix
 from glm5_ascend.quant.folding import Fold, fold_of
 from glm5_ascend.quant.rotation import (
@@ -58,10 +59,21 @@ class Comparison:
         values: Values,
         schemes: Mapping[str, str | None],
     ) -> Comparison | None:
-        """Find out whether the checkpoint is rotated; None if its embedding is of another model."""
+        """Find out whether the checkpoint is rotated; None if its embedding is of another model.
+
+        Raises:
+            CheckpointError: a tensor of the source has not the shape that ``config`` gives.
+        """
         name = "model.embed_tokens.weight"
         if name not in values or values.folder.spec(name).shape != reader.spec(name).shape:
             return None
+        for tensor, spec in expected_tensors(config).items():
+            if tensor in reader and reader.spec(tensor).shape != spec.shape:
+                raise CheckpointError(
+                    f"the source holds {tensor} of shape {list(reader.spec(tensor).shape)}, the "
+                    f"checkpoint's config.json says {list(spec.shape)}",
+                    "give the checkpoint that this one was made from",
+                )
         rows = slice(0, _SAMPLE_ROWS)
         plain = read_matrix(reader, name, rows)
         stored = values.tensor(name)[rows].double()

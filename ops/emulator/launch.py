@@ -169,7 +169,12 @@ def launch(
         raw = ctypes.string_at(text).decode("utf-8", "replace")
     finally:
         library.handle.emu_free(text)
-    report = parse(raw, time.monotonic() - started)
+    try:
+        report = parse(raw, time.monotonic() - started)
+    except ValueError:
+        raise LaunchError(
+            f"{kernel}: its process left no readable report", "take out what forks or closes files"
+        ) from None
     if recorder is not None:
         recorder.launches.append(Launch(kernel, library.cores[kernel], blocks, report))
     return report

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glm5_ascend.env import EnvironmentVariableError
 from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.verify import compare
@@ -168,6 +169,7 @@ def run_one(case: Case, problem: Problem, backend: str, call: Call) -> Result:
 
     Raises:
         BackendUnavailable: the backend cannot run here.
+        EnvironmentVariableError: nor could any case, with what the environment says.
     """
     try:
         outputs = problem.run(call)
@@ -176,7 +178,7 @@ def run_one(case: Case, problem: Problem, backend: str, call: Call) -> Result:
             return Result(case, backend, _with_suspect(figures, problem, outputs))
         again = _same(problem.run(call), outputs, "second run")
         shuffled = _same(problem.run(call, shuffled=True), outputs, "another batch")
-    except BackendUnavailable:
+    except (BackendUnavailable, EnvironmentVariableError):
         raise
     except (Unsupported, Declined) as reason:
         return Result(case, backend, Figures(), declined=str(reason))

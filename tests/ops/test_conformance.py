@@ -276,6 +276,15 @@ def test_command_refuses(options: tuple[str, ...], code: int, message: str) -> N
     assert not result.stdout
 
 
+def test_a_wrong_variable_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_ASCEND_THREADS", "x")
+    command = ["ops", "verify", "--quick", "--op", "hadamard_quant", "--backend", "cpu"]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "error: GLM5_ASCEND_THREADS is 'x'" in result.stderr
+
+
 def test_seeds_change_the_inputs() -> None:
     case = attention_case(0)
     first, same, other = (c.problem() for c in (case, case, replace(case, seed=1)))

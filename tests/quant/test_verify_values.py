@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from glm5_ascend.cli import cli
 from glm5_ascend.engine_releases import RELEASES, find_release
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.verify import VerifyOptions, run
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.rules import RULES
@@ -209,6 +210,16 @@ def test_another_source_is_said_not_to_fit(w4a8: Path, tmp_path: Path) -> None:
     report = verify(w4a8, full=True, source=other)
     assert rules(report) == ["source-unlike"]
     assert report.errors == {}
+
+
+def test_a_source_of_other_shapes_is_refused(w4a8: Path, source: Path, tmp_path: Path) -> None:
+    """As of a model whose experts were pruned."""
+    pruned = damage.copy_of(source, tmp_path / "pruned")
+    damage.edit(pruned, "model.layers.1.mlp.gate.weight", lambda t: t[:-1].clone())
+    with pytest.raises(CheckpointError, match=r"the source holds model\.layers\.1\.mlp\.gate"):
+        verify(w4a8, full=True, source=pruned)
+    with pytest.raises(CheckpointError, match="is quantised already"):
+        verify(w4a8, sample=3, source=w4a8)
 
 
 def test_smoothing_is_taken_out(static: Path, source: Path, tmp_path: Path) -> None:

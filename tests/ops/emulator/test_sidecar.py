@@ -156,6 +156,14 @@ def test_what_kernel_and_reference_print_stays_out_of_the_result(edited: Edit) -
     assert "from C++" in done.stderr
 
 
+def test_a_kernel_that_forks_is_one_error(edited: Edit) -> None:
+    edited("scale_add.cpp", "#include", "#include <unistd.h>\n#include")
+    path = edited("scale_add.cpp", "  TPipe pipe;", "  TPipe pipe; fork();")
+    result = emulate(path, "--scheduler", "round-robin")
+    assert result.exit_code == 1
+    assert "kernel: its process left no readable report" in result.stderr
+
+
 def test_names_of_fields_do_not_matter(edited: Edit) -> None:
     path = edited("scale_add.toml", 'name = "a"', 'name = "__class__"')
     assert emulate(path, "--scheduler", "round-robin").exit_code == 0
