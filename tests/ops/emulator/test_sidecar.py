@@ -66,6 +66,14 @@ def test_missing_barrier_is_shown_with_its_lines(edited: Edit) -> None:
     assert "512 times" in result.stdout
 
 
+def test_the_tutorial_has_the_whole_of_both_files() -> None:
+    """Only the barrier is missing, which its next step adds."""
+    text = (Path(build.__file__).parent.parent / "README.md").read_text()
+    for file, language in (("scale_add.cpp", "cpp"), ("scale_add.toml", "toml")):
+        block = text.split(f"```{language}\n")[1].split("```\n")[0]
+        assert block == (EXAMPLES / file).read_text().replace("    PipeBarrier<PIPE_V>();\n", "")
+
+
 def test_wrong_values_are_shown(edited: Edit) -> None:
     result = emulate(edited("reference.py", "2.5 * x", "2.0 * x"), "--scheduler", "round-robin")
     assert result.exit_code == 1
