@@ -12,7 +12,7 @@ from glm5_ascend.console import format_bytes
 from glm5_ascend.deploy.command import KV_CACHE_BYTES
 from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
-from glm5_ascend.errors import CheckpointError, ConfigError, DoesNotFit, PreflightError
+from glm5_ascend.errors import CheckpointError, ConfigError, DoesNotFit, PreflightError, brief
 from glm5_ascend.files import file_size
 
 # Interpreter, torch and vLLM in two processes; about this much was measured without the cache.
@@ -76,6 +76,19 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
+def check_port_number(args: VllmArgs) -> None:
+    """Check that ``--port`` is a number of a TCP port, where the server listens on one.
+
+    Raises:
+        PreflightError: it is not.
+    """
+    if args.listens and args.port is None:
+        raise PreflightError(
+            f"--port {brief(args.value('--port', ''))} is no number from 0 to 65535",
+            "give the number in plain digits, e.g. --port 8000",
+        )
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a TCP port that was free a moment ago."""
     with socket.socket() as probe:
@@ -132,6 +145,7 @@ def available_memory(
 def check_all(model: Path, args: VllmArgs, engine: Engine) -> None:
     """Run the checks of a real start, cheapest first; see the single checks for the errors."""
     check_model(model, args, engine)
+    check_port_number(args)
     if engine is Engine.CPU:
         check_memory(model, args, available_memory())
     if args.port is not None:

@@ -84,10 +84,15 @@ class VllmArgs:
         return self.value("--host", "127.0.0.1")
 
     @property
+    def listens(self) -> bool:
+        """Whether the flags ask for an HTTP server on a TCP port."""
+        return not self.has("--uds", "--headless", "--grpc")
+
+    @property
     def port(self) -> int | None:
-        """Port of the HTTP server; ``None`` when there is no TCP port or vLLM will refuse it."""
+        """Port of the HTTP server; ``None`` where none is listened on or it is not valid."""
         number = whole_number(self.value("--port", "8000"))
-        if self.has("--uds", "--headless", "--grpc") or number is None:
+        if not self.listens or number is None:
             return None
         return number if number < 65536 else None
 

@@ -167,6 +167,17 @@ def test_port_in_use(checkpoint: Path) -> None:
     assert f"--port {port + 1}" in hint
 
 
+@pytest.mark.parametrize("port", ["abc", "70000"])
+def test_port_that_is_no_port(checkpoint: Path, port: str) -> None:
+    code, message, hint = failure(SOUND, str(checkpoint), f"--port={port}")
+    assert code == 5
+    assert message == f"--port '{port}' is no number from 0 to 65535"
+    assert "--port 8000" in hint
+    code, _, err = serve(SOUND, str(checkpoint), f"--port={port}", "--dry-run")
+    assert code == 0
+    assert f"warning: would fail now: {message} ({hint})" in err
+
+
 def test_foreign_address(checkpoint: Path) -> None:
     code, message, _ = failure(SOUND, str(checkpoint), "--host", "192.0.2.1", "--port", "8123")
     assert code == 5
