@@ -52,7 +52,7 @@ _IMAGE = "run inside the vllm-ascend image"
 _BACKENDS = {
     "reference": _Backend("reference"),
     "cpu": _Backend("cpu", device="cpu", probe=lambda: compiler.find()),
-    "emulated": _Backend("emulated", device="cpu", probe=lambda: compiler.find()),
+    "emulated": _Backend("emulated", device="cpu", probe=lambda: compiler.find_for_emulator()),
     "triton": _Backend("triton_kernel", "triton", "install glm5-ascend[nvidia]"),
     # Folders ascendc/ hold the kernels, so the module has another name.
     "ascendc": _Backend("ascendc_npu", "torch_npu", _IMAGE, "npu", lambda: library.find()),

@@ -103,7 +103,7 @@ def build(
     if not source.is_file():
         raise KernelSourceError(f"{source} is no file", "name the kernel's source file")
     started = time.monotonic()
-    tool, folder = compiler.find(), cache_folder()
+    tool, folder = compiler.find_for_emulator(), cache_folder()
     base = (*_FLAGS, *isa.selected().flags)
     extra = (*(f"-D{define}" for define in defines), *(_SANITIZE if sanitize else ()))
     shim = _shim(source.resolve(), kernels, folder)

@@ -66,10 +66,14 @@ def parse_shape(operator: str, text: str) -> dict[str, int]:
     seen: set[str] = set()
     for part in filter(None, text.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in keys or key in seen:
+        if not equals or key not in keys:
             raise CostError(
-                f"--shape: {part!r} is no size of {operator}, or stands twice",
-                f"write {','.join(f'{k}={v}' for k, v in keys.items())}",
+                f"--shape: {part!r} is no size of {operator}",
+                f"its sizes are {', '.join(keys)}: write {described(keys)}",
+            )
+        if key in seen:
+            raise CostError(
+                f"--shape: {key} stands twice", f"give each of {', '.join(keys)} once at most"
             )
         if not value.isdecimal() or len(value) > 9 or (int(value) == 0 and key != "int8"):
             raise CostError(f"--shape: {key} is {value!r}", "give a whole number above 0")

@@ -13,7 +13,7 @@ from glm5_ascend.ops.lightning_indexer.api import lightning_indexer, lightning_i
 
 # h heads of 128; k positions are kept; int8=1: int8 queries and keys with F16 scales.
 KEYS = {"b": 1, "q": 1, "s": 65536, "h": 32, "k": 2048, "int8": 0}
-_DIM, _PAGE = 128, 128
+_DIM, _PAGE, _HEADS = 128, 128, (16, 32, 48, 64)
 # Multiply-adds per second, and key-row pairs per second, of the emulator on one core.
 _HOST_PRODUCTS, _HOST_PAIRS = 3e9, 1.5e6
 
@@ -23,6 +23,7 @@ def case(shape: Shape) -> Case:
     b, q, s, h, k, int8 = (shape[key] for key in KEYS)
     refuse(q > s, f"q={q} query tokens need as many keys, not s={s}", "raise s")
     refuse(int8 > 1, f"int8 is {int8}", "write int8=0 or int8=1")
+    refuse(h not in _HEADS, f"h={h} heads", f"the kernel takes h={', '.join(map(str, _HEADS))}")
     refuse(k > 2048, f"k={k} positions", "the kernel keeps at most 2048")
     pairs = b * (q * (s - q) + q * (q + 1) // 2)
     products = pairs * h * _DIM

@@ -83,8 +83,15 @@ def _version(command: tuple[str, ...]) -> str | None:
     return done.stdout.partition("\n")[0] if done.returncode == 0 else None
 
 
-def find() -> Compiler:
+def find(
+    what: str = "the CPU kernels",
+    remedy: str = "install g++, or choose backend 'reference' (--op-backend reference)",
+) -> Compiler:
     """The compiler of ``CXX``, or the first one on the path.
+
+    Args:
+        what: cannot be compiled without it.
+        remedy: hint where there is none.
 
     Raises:
         BackendUnavailable: there is none, or the one that CXX names does not run.
@@ -102,8 +109,13 @@ def find() -> Compiler:
         version = _version(command)
         if version is not None:
             return Compiler(command, version)
-    what = f"CXX is {shlex.join(named)!r}, which does not run" if named else "no C++ compiler"
+    reason = f"CXX is {shlex.join(named)!r}, which does not run" if named else "no C++ compiler"
     raise BackendUnavailable(
-        f"the CPU kernels cannot be compiled: {what}",
-        "install g++, or choose backend 'reference' (--op-backend reference)",
+        f"{what} cannot be compiled: {reason}",
+        remedy,
     )
+
+
+def find_for_emulator() -> Compiler:
+    """As :func:`find`; without a compiler no other backend stands in for the emulator."""
+    return find("kernels for the emulator", "install g++, or set CXX to a C++ compiler")

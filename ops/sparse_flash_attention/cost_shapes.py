@@ -25,6 +25,7 @@ def case(shape: Shape) -> Case:
     """The case of a shape; queries are the last ``q`` tokens of their request."""
     b, q, s, h, k, int8 = (shape[key] for key in KEYS)
     refuse(q > s, f"q={q} query tokens need as many rows, not s={s}", "raise s")
+    refuse(h > 128, f"h={h} heads", "the kernel takes h=1 to h=128")
     refuse(int8 > 1, f"int8 is {int8}", "write int8=0 or int8=1")
     short = min(q, max(0, k - (s - q)))  # queries that see at most k rows
     rows = b * (short * (s - q) + short * (short + 1) // 2 + (q - short) * k)

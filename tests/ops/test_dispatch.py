@@ -99,6 +99,15 @@ def test_without_a_compiler_the_cpu_backend_says_so_and_nothing_takes_its_place(
     assert any("no-such-compiler" in reason for reason in reasons)
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_nothing_else_is_suggested_where_the_emulator_has_no_compiler() -> None:
+    with pytest.raises(
+        BackendUnavailable, match=r"kernels for the emulator .*no-such-compiler"
+    ) as caught:
+        dispatch.select("mlapo", "emulated", X)
+    assert caught.value.hint == "install g++, or set CXX to a C++ compiler"
+
+
 def test_importing_the_operators_loads_no_vendor_package() -> None:
     code = (
         "import sys, glm5_ascend.ops\n"

@@ -56,6 +56,19 @@ def test_example_is_clean_equal_and_needs_all_of_its_synchronisation() -> None:
     assert report["survivors"] == []
 
 
+def test_without_a_compiler_the_hint_is_to_install_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = emulate(EXAMPLES / "scale_add.toml")
+    assert result.exit_code == 5, result.output
+    assert result.stderr == (
+        "error: kernels for the emulator cannot be compiled: no C++ compiler\n"
+        "hint: install g++, or set CXX to a C++ compiler\n"
+    )
+
+
 def test_missing_barrier_is_shown_with_its_lines(edited: Edit) -> None:
     path = edited("scale_add.cpp", "    PipeBarrier<PIPE_V>();\n", "")
     result = emulate(path, "--seeds", 1)

@@ -185,8 +185,11 @@ def test_the_picture_is_one_well_formed_file(tmp_path: Path) -> None:
     [
         (("nothing",), "nothing has no cost case"),
         (("reader", "--shape", "t=0"), "t is '0'"),
-        (("reader", "--shape", "t=1,t=2"), "'t=2' is no size of reader, or stands twice"),
-        (("reader", "--shape", "z=1"), "'z=1' is no size of reader"),
+        (("reader", "--shape", "t=1,t=2"), "--shape: t stands twice\nhint: give each of t once"),
+        (
+            ("reader", "--shape", "z=1"),
+            "'z=1' is no size of reader\nhint: its sizes are t: write t=8",
+        ),
         (("reader", "--shape", "t"), "'t' is no size of reader"),
         (("reader", "--timeline", "/no/such/folder/x.svg"), "/no/such/folder is no directory"),
         (("reader", "--shape", "t=1000", "--limit", "1"), "no smaller shape is like it"),

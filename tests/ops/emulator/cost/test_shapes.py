@@ -25,6 +25,20 @@ def test_what_no_memory_holds_is_refused(operator: str, shape: str) -> None:
     assert "hint: " in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("operator", "heads", "taken"),
+    [
+        ("lightning_indexer", 1, "h=16, 32, 48, 64"),
+        ("lightning_indexer", 80, "h=16, 32, 48, 64"),
+        ("sparse_flash_attention", 129, "h=1 to h=128"),
+    ],
+)
+def test_heads_that_the_kernel_does_not_take(operator: str, heads: int, taken: str) -> None:
+    result = CliRunner().invoke(cli, ["ops", "cost", operator, "--shape", f"h={heads}"])
+    assert result.exit_code == 1, result.output
+    assert result.stderr.endswith(f"error: h={heads} heads\nhint: the kernel takes {taken}\n")
+
+
 def test_rows_of_a_query_are_counted_in_closed_form() -> None:
     case = cost_case.module("sparse_flash_attention").case
     for q, s, k in ((1, 1, 8), (5, 9, 8), (9, 9, 4), (9, 12, 2048), (3, 12, 4)):
