@@ -59,6 +59,7 @@ def _compile(tool: Compiler, source: Path, flags: Sequence[str], stem: str, fold
         rule = part.with_suffix(".d")
         words = (*tool.command, *FLAGS, *flags, "-MMD", "-MF", str(rule), "-MT", "object")
         _run((*words, "-c", str(source), "-o", str(part)), part.with_suffix(".log"))
+        tool.check_wrote(part)
         text = rule.read_text().partition(":")[2].replace("\\\n", " ")
         # Make's rule escapes blanks in names.
         files = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", text) if name]

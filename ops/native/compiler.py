@@ -48,6 +48,18 @@ class Compiler:
         extra = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
         self._run((*_LINK, *extra, *map(str, objects), "-o", str(target)), target.name)
 
+    def check_wrote(self, target: Path) -> None:
+        """Check that a call that ended well made its file.
+
+        Raises:
+            BackendUnavailable: there is no such file.
+        """
+        if not target.is_file():
+            raise BackendUnavailable(
+                f"{shlex.join(self.command)} ends with exit code 0 but wrote no {target.name}",
+                "set CXX to a C++ compiler, or unset it to take g++",
+            )
+
     def _run(self, words: tuple[str, ...], what: str) -> None:
         command = (*self.command, *words)
         done = subprocess.run(
@@ -58,9 +70,10 @@ class Compiler:
             errors="replace",
             env=os.environ | {"LC_ALL": "C"},
         )
-        if done.returncode == 0:
-            return
         target = Path(words[words.index("-o") + 1])
+        if done.returncode == 0:
+            self.check_wrote(target)
+            return
         log = target.with_suffix(".log")
         log.write_text(f"{shlex.join(command)}\n\n{done.stdout}{done.stderr}")
         errors = [line for line in done.stderr.splitlines() if "error: " in line]

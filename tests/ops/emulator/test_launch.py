@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.emulator.build import CSRC, INCLUDE, Kernel, Library, build
 from glm5_ascend.ops.emulator.errors import KernelHazard, KernelSourceError, LaunchError
 from glm5_ascend.ops.emulator.launch import (
@@ -101,6 +102,14 @@ def test_sources_that_do_not_compile(tmp_path: Path, text: str, message: str) ->
     with pytest.raises(KernelSourceError) as caught:
         build(tmp_path / "doubled.cpp", [Kernel("f", "f", "vector")])
     assert message in caught.value.message
+
+
+def test_a_compiler_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "doubled.cpp").write_text("")
+    monkeypatch.setenv("GLM5_ASCEND_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/true")
+    with pytest.raises(BackendUnavailable, match="/bin/true ends with exit code 0 but wrote no"):
+        build(tmp_path / "doubled.cpp", [])
 
 
 def test_a_source_that_is_missing(tmp_path: Path) -> None:

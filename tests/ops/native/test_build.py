@@ -116,6 +116,23 @@ def test_a_compiler_that_is_no_command(source: Path, monkeypatch: pytest.MonkeyP
         _build(source)
 
 
+@pytest.mark.parametrize("stage", ["-c", "-shared"])
+def test_a_compiler_that_writes_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, stage: str
+) -> None:
+    wrapper = tmp_path / "idle"
+    wrapper.write_text(f'#!/bin/sh\ncase " $* " in *" {stage} "*) ;; *) exec g++ "$@" ;; esac\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(wrapper))
+    name = "one-[0-9a-f]{16}" + (r"\.o" if stage == "-c" else r"\.so")
+    with pytest.raises(
+        BackendUnavailable, match=f"idle ends with exit code 0 but wrote no {name}"
+    ) as caught:
+        _build(source)
+    assert "set CXX" in caught.value.hint
+    assert not list(cache.glob("*.so"))
+
+
 def test_a_folder_that_lets_nobody_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(prefix: str, dir: Path) -> str:
         raise PermissionError(errno.EACCES, "Permission denied", str(dir / prefix))
