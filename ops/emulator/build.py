@@ -97,11 +97,18 @@ def build(
         sanitize: check the kernel's own C++ for undefined behaviour.
 
     Raises:
-        KernelSourceError: the file is missing, or does not compile.
+        KernelSourceError: the file is missing, does not compile, or has ``"`` in its path.
         BackendUnavailable: no compiler, or no writable cache.
     """
     if not source.is_file():
         raise KernelSourceError(f"{source} is no file", "name the kernel's source file")
+    whole = str(source.resolve())
+    if any(character in whole for character in '"\n'):
+        # An #include has no way to write them.
+        raise KernelSourceError(
+            f"the path {whole!r} holds a quotation mark or line break",
+            "move the kernel to a folder without one",
+        )
     started = time.monotonic()
     tool, folder = compiler.find_for_emulator(), cache_folder()
     base = (*_FLAGS, *isa.selected().flags)

@@ -61,8 +61,7 @@ def _compile(tool: Compiler, source: Path, flags: Sequence[str], stem: str, fold
         _run((*words, "-c", str(source), "-o", str(part)), part.with_suffix(".log"))
         tool.check_wrote(part)
         text = rule.read_text().partition(":")[2].replace("\\\n", " ")
-        # Make's rule escapes blanks in names.
-        files = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", text) if name]
+        files = [_plain(name) for name in re.split(r"(?<!\\)\s+", text) if name]
         target = folder / f"{stem}-{_digest(files)}.o"
         os.link(part, target.with_suffix(f".{os.getpid()}"))
         os.replace(target.with_suffix(f".{os.getpid()}"), target)
@@ -70,6 +69,11 @@ def _compile(tool: Compiler, source: Path, flags: Sequence[str], stem: str, fold
         part.write_text(json.dumps(files))
     (folder / f"{stem}.o").unlink(missing_ok=True)
     return target
+
+
+def _plain(name: str) -> str:
+    """A file's name without what a rule for make adds."""
+    return name.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$")
 
 
 def _run(command: Sequence[str], log: Path) -> None:

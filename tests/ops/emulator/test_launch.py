@@ -112,6 +112,23 @@ def test_a_compiler_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         build(tmp_path / "doubled.cpp", [])
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\nb"])
+def test_a_path_that_no_include_can_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "doubled.cpp").write_text("")
+    with pytest.raises(KernelSourceError, match="holds a quotation mark or line break"):
+        build(tmp_path / name / "doubled.cpp", [])
+
+
+def test_odd_characters_in_the_path(source: Path) -> None:
+    folder = source / "a b#c$d'e"
+    folder.mkdir()
+    for file in ("doubled.cpp", "part.h"):
+        shutil.copy(source / file, folder)
+    assert doubled(folder).seconds > 0
+    assert doubled(folder).seconds == 0
+
+
 def test_a_source_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(KernelSourceError, match="is no file"):
         build(tmp_path / "none.cpp", [])
