@@ -142,7 +142,7 @@ def launch(
     sizes = library.signatures[kernel]
     if len(arguments) != len(sizes):
         raise LaunchError(
-            f"{kernel} takes {len(sizes)} arguments, not {len(arguments)}",
+            f"kernel {kernel!r} takes {len(sizes)} arguments, not {len(arguments)}",
             "give one argument per parameter, tiling structures and workspaces included",
         )
     if not 1 <= blocks <= 256:

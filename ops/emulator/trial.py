@@ -86,7 +86,7 @@ class Trial:
         """
         self._sidecar = sidecar
         _refuse_too_large(sidecar)
-        kernel = Kernel("kernel", sidecar.kernel, sidecar.core)
+        kernel = Kernel(sidecar.kernel, sidecar.kernel, sidecar.core)
         self.library: Library = build(
             sidecar.source, [kernel], defines=sidecar.defines, sanitize=sanitize
         )
@@ -106,7 +106,11 @@ class Trial:
         options = replace(options, timeout=self._sidecar.timeout)
         with _stdout_to_stderr():
             report = launch(
-                self.library, "kernel", arguments, blocks=self._sidecar.blocks, options=options
+                self.library,
+                self._sidecar.kernel,
+                arguments,
+                blocks=self._sidecar.blocks,
+                options=options,
             )
         differences = [
             difference

@@ -147,7 +147,7 @@ def test_arguments_that_do_not_fit() -> None:
         with pytest.raises(LaunchError, match=message):
             launch(library(), "order", arguments, **({"blocks": 1} | changes))
 
-    refused(good[:3], "takes 4 arguments, not 3")
+    refused(good[:3], "kernel 'order' takes 4 arguments, not 3")
     refused([*good[:3], 2**40], "does not fit 4 bytes")
     refused([*good[:3], b"12345"], "has 5 bytes, the kernel's parameter 4")
     refused([*good[:3], inputs("x", x)], "a value of 4 bytes, not a pointer")

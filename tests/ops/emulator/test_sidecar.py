@@ -69,6 +69,14 @@ def test_without_a_compiler_the_hint_is_to_install_one(
     )
 
 
+def test_a_wrong_number_of_arguments_names_the_kernel(edited: Edit) -> None:
+    sizes = '[[arguments]]\nname = "sizes"'
+    more = '[[arguments]]\nname = "more"\nrole = "workspace"\nbytes = 64\n\n'
+    result = emulate(edited("scale_add.toml", sizes, more + sizes))
+    assert result.exit_code == 1, result.output
+    assert "error: kernel 'scale_add' takes 4 arguments, not 5\n" in result.stderr
+
+
 def test_missing_barrier_is_shown_with_its_lines(edited: Edit) -> None:
     path = edited("scale_add.cpp", "    PipeBarrier<PIPE_V>();\n", "")
     result = emulate(path, "--seeds", 1)
