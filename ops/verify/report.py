@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.verify import compare
 from glm5_ascend.ops.verify.compare import Figures
 from glm5_ascend.ops.verify.runner import Refusal, Result
@@ -24,12 +25,15 @@ class Row:
     failed: int
     declined: int
     figures: Figures
+    unusable: bool = False  # the backend could run none of them
 
     @property
     def result(self) -> str:
         """In a word or two."""
         if self.failed:
             return f"{self.failed} failed"
+        if self.unusable:
+            return "cannot run"
         if self.declined:
             return f"pass, {self.declined} declined" if self.cases > self.declined else "declined"
         return "pass"
@@ -45,8 +49,23 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something ran and nothing failed."""
-        return any(r.passed for r in self.results) and not self.failures
+        """Whether something ran, nothing failed, and every backend could run."""
+        return any(r.passed for r in self.results) and not self.failures and not self.unusable
+
+    @property
+    def unusable(self) -> list[Refusal]:
+        """Backends that seemed to be there and could run no case of an operator."""
+        return [
+            Refusal(operator, backend, group[0].declined, group[0].error.hint)
+            for (operator, backend), group in self._groups().items()
+            if isinstance(group[0].error, BackendUnavailable) and _unusable(group)
+        ]
+
+    def _groups(self) -> dict[tuple[str, str], list[Result]]:
+        groups: dict[tuple[str, str], list[Result]] = {}
+        for result in self.results:
+            groups.setdefault((result.case.operator, result.backend), []).append(result)
+        return groups
 
     @property
     def failures(self) -> list[Result]:
@@ -56,9 +75,6 @@ class Report:
     @property
     def rows(self) -> list[Row]:
         """One per operator and backend, in the order of the run."""
-        groups: dict[tuple[str, str], list[Result]] = {}
-        for result in self.results:
-            groups.setdefault((result.case.operator, result.backend), []).append(result)
         return [
             Row(
                 operator,
@@ -67,8 +83,9 @@ class Report:
                 sum(bool(r.figures.problem) for r in group),
                 sum(bool(r.declined) for r in group),
                 compare.worst(r.figures for r in group if not r.declined),
+                _unusable(group),
             )
-            for (operator, backend), group in groups.items()
+            for (operator, backend), group in self._groups().items()
         ]
 
     def as_dict(self) -> dict[str, object]:
@@ -113,7 +130,7 @@ class Report:
             ],
             "unavailable": [
                 {"operator": r.operator, "backend": r.backend, "reason": r.reason, "hint": r.hint}
-                for r in self.refusals
+                for r in (*self.refusals, *self.unusable)
             ],
         }
 
@@ -131,10 +148,16 @@ class Report:
         for failure in self.failures:
             name = f"{failure.backend} {failure.case.operator} {failure.case}"
             lines += ["", f"failed: {name}", f"  {failure.figures.problem}"]
-        reasons = {(r.backend, r.declined): r for r in self.results if r.declined}
+        declined = (r for group in self._groups().values() if not _unusable(group) for r in group)
+        reasons = {(r.backend, r.declined): r for r in declined if r.declined}
         lines += [f"declined by {backend}: {reason}" for backend, reason in reasons]
-        lines += [f"{r.backend} {r.operator}: {r.reason}; {r.hint}" for r in self.refusals]
+        refusals = (*self.refusals, *self.unusable)
+        lines += [f"{r.backend} {r.operator}: {r.reason}; {r.hint}" for r in refusals]
         return "\n".join(lines)
+
+
+def _unusable(group: Sequence[Result]) -> bool:
+    return all(isinstance(result.error, BackendUnavailable) for result in group)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ PARTS = {
 class Result:
     """One case on one backend.
 
-    ``declined`` says why the backend did not run the case, ``error`` is what it raised.
+    ``declined`` says why the backend did not run the case, ``error`` is what it raised:
+    ``BackendUnavailable`` where it could not run here.
     """
 
     case: Case
@@ -158,7 +159,7 @@ def run(
             except BackendUnavailable as reason:
                 if runs.named:
                     raise
-                result = Result(case, backend, Figures(), declined=reason.message)
+                result = Result(case, backend, Figures(), declined=reason.message, error=reason)
             results.append(result)
             done(result)
     return results

@@ -22,7 +22,7 @@ from glm5_ascend.ops.verify.case import Case, Problem, Unsupported
 from glm5_ascend.ops.verify.report import Report
 from glm5_ascend.ops.verify.requests import Requests
 from glm5_ascend.ops.verify.rows import Expected, RowsCase, RowsProblem
-from glm5_ascend.ops.verify.runner import plan, public, run, run_one
+from glm5_ascend.ops.verify.runner import Plan, plan, public, run, run_one
 from tests.support.tiled_attention import FAULTS, tiled
 
 SEEDS = range(12)
@@ -181,6 +181,33 @@ def test_extra_backends_run_beside_those_of_the_project() -> None:
 def test_a_backend_that_is_not_there_is_refused() -> None:
     with pytest.raises(BackendUnavailable, match="'triton' of lightning_indexer is not available"):
         plan(["lightning_indexer", "moe"], ["triton"])
+
+
+def test_a_backend_that_cannot_run_after_all_is_no_pass() -> None:
+    def absent(function: str, /, **arguments: Any) -> Any:
+        raise BackendUnavailable("no folder for compiled kernels", "set another")
+
+    case = attention_case(0)
+    runs = plan([case.operator], [], {"absent": absent, "tiled": tiled_backend("")})
+    calls = {name: runs.calls[case.operator][name] for name in ("absent", "tiled")}
+    for name, passes in (("tiled", True), ("absent", False)):
+        only = Plan({case.operator: {"tiled": calls["tiled"], name: calls[name]}}, [], named=False)
+        report = Report("quick", run([case], only), [])
+        assert report.passed == passes
+    assert [row.result for row in report.rows] == ["pass", "cannot run"]
+    reason = "absent sparse_flash_attention: no folder for compiled kernels; set another"
+    assert report.as_text().splitlines()[-1] == reason
+    assert "declined by" not in report.as_text()
+    assert report.as_dict()["unavailable"] == [
+        {
+            "operator": "sparse_flash_attention",
+            "backend": "absent",
+            "reason": "no folder for compiled kernels",
+            "hint": "set another",
+        }
+    ]
+    with pytest.raises(BackendUnavailable, match="no folder"):
+        run([case], plan([case.operator], ["absent"], {"absent": absent}))
 
 
 class Doubles:
