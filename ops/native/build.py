@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -99,15 +100,40 @@ def _make(
 
 @contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A path in a folder of its own whose file becomes ``target``; a log stays where it failed."""
+    """A path in a folder of its own whose file becomes ``target``.
+
+    Where that fails a log stays in the folder, until the next attempt at a file of this name with
+    any hash.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
     except OSError as error:
         raise _unwritable(target.parent, error) from None
     part = folder / target.name
-    yield part
+    try:
+        yield part
+    except BaseException:
+        if _logs(folder):
+            _forget_failures(target, but=folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     os.replace(part, target)
     shutil.rmtree(folder)
+    _forget_failures(target)
+
+
+def _logs(folder: Path) -> list[Path]:
+    return list(folder.glob("*.log"))
+
+
+def _forget_failures(target: Path, but: Path | None = None) -> None:
+    """Remove folders of failed attempts; those without a log may be another process's work."""
+    name = re.escape(target.stem.rpartition("-")[0])
+    failed = re.compile(rf"{name}-[0-9a-f]{{16}}{re.escape(target.suffix)}\.\w+")
+    for folder in target.parent.iterdir():
+        if folder != but and failed.fullmatch(folder.name) and _logs(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unwritable(folder: Path, error: OSError) -> BackendUnavailable:

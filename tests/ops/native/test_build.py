@@ -159,6 +159,39 @@ def test_an_error_in_a_source(source: Path, cache: Path) -> None:
     assert not list(cache.glob("*.so")) + list(cache.glob("*.o"))
 
 
+def test_only_the_latest_failure_is_kept(source: Path, cache: Path) -> None:
+    good, other = source.read_text(), source.with_name("one_more.cpp")
+    foreign = cache / f"one-{'0' * 16}.o.working"  # of another process, unfinished
+    foreign.mkdir(parents=True)
+
+    def fail(path: Path, name: str) -> Path:
+        path.write_text(f"int one() {{ return {name}; }}\n")
+        with pytest.raises(BackendUnavailable, match=f"'{name}' was") as caught:
+            build.build("one", [path], [], (), path.parent)
+        (log,) = (log for log in cache.glob("*/*.log") if str(log) in caught.value.hint)
+        return log
+
+    elsewhere = fail(other, "far")
+    for name in ("first", "second", "third"):
+        log = fail(source, name)
+        assert set(cache.glob("*/*.log")) == {log, elsewhere}
+        assert name in log.read_text()
+    source.write_text(good)
+    _build(source)
+    assert {path for path in cache.iterdir() if path.is_dir()} == {elsewhere.parent, foreign}
+
+
+def test_what_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with build.unfinished(tmp_path / "one.o") as part:
+            part.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_cache_that_cannot_be_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
