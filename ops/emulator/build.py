@@ -59,6 +59,7 @@ class Library:
         handle.emu_launch.restype = ctypes.c_void_p
         handle.emu_free.argtypes = [ctypes.c_void_p]
         handle.emu_free.restype = None
+        handle.emu_stop.restype = None
         return handle
 
     @cached_property

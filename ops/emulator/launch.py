@@ -6,7 +6,8 @@ import ctypes
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -159,10 +160,17 @@ def launch(
             )
     table = (abi.CArgument * len(kept))(*(c for c, _ in kept))
     started = time.monotonic()
-    with _ONE_AT_A_TIME:
-        text = library.handle.emu_launch(
-            entry, table, len(kept), ctypes.byref(_options(blocks, options))
+    given_options = _options(blocks, options)
+
+    def call() -> int | None:
+        address: int | None = library.handle.emu_launch(
+            entry, table, len(kept), ctypes.byref(given_options)
         )
+        return address
+
+    with _ONE_AT_A_TIME:
+        apart = options.isolated and threading.current_thread() is threading.main_thread()
+        text = _interruptible(call, library.handle.emu_stop) if apart else call()
     if not text:
         raise LaunchError(f"{kernel}: too little memory for its arguments", "use smaller shapes")
     try:
@@ -178,6 +186,23 @@ def launch(
     if recorder is not None:
         recorder.launches.append(Launch(kernel, library.cores[kernel], blocks, report))
     return report
+
+
+def _interruptible(call: Callable[[], int | None], stop: Callable[[], None]) -> int | None:
+    """``call()``, which ``stop`` ends where a signal raises an exception in this thread.
+
+    Python runs the handlers of signals between its own statements, so the call has a thread.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(call)
+        try:
+            return running.result()
+        except BaseException:
+            # Again and again, since the child may only be about to start.
+            while not running.done():
+                stop()
+                wait([running], 0.05)
+            raise
 
 
 def _buffer(given: Buffer, kernel: str, index: int) -> tuple[abi.CArgument, object]:

@@ -4,9 +4,14 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <mutex>
 
 #include "json.h"
 #include "machine.h"
@@ -20,6 +25,30 @@ constexpr double GRACE = 2;  // seconds for a report to be written after the tim
 
 Machine* watched = nullptr;
 int report_to = -1;
+
+std::mutex guard;   // held while `running` changes or its process gets a signal
+pid_t running = 0;  // the child of the launch under way
+
+// The child ends with its parent, also where the parent is killed.
+void end_with(pid_t parent) {
+#ifdef __linux__
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
+  if (getppid() != parent) _exit(1);
+}
+
+int wait_for(pid_t pid) {
+  siginfo_t ended;
+  while (waitid(P_PID, id_t(pid), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
+  // Only now may another process get its number.
+  const std::lock_guard lock(guard);
+  running = 0;
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
 
 void send(const std::string& text) {
   size_t done = 0;
@@ -79,9 +108,15 @@ std::string failed(Class what, const std::string& text) {
 
 void watch(Machine* machine) { watched = machine; }
 
+void stop_child() {
+  const std::lock_guard lock(guard);
+  if (running != 0) kill(running, SIGKILL);
+}
+
 std::string in_child(const std::function<std::string()>& work, double timeout) {
   int ends[2];
   if (pipe(ends) != 0) return failed(Class::CRASH, std::string("pipe: ") + strerror(errno));
+  const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
     close(ends[0]);
@@ -89,9 +124,14 @@ std::string in_child(const std::function<std::string()>& work, double timeout) {
     return failed(Class::CRASH, std::string("fork: ") + strerror(errno));
   }
   if (pid == 0) {
+    end_with(parent);
     close(ends[0]);
     report_to = ends[1];
     child(work, timeout);
+  }
+  {
+    const std::lock_guard lock(guard);
+    running = pid;
   }
   close(ends[1]);
   std::string report;
@@ -110,9 +150,7 @@ std::string in_child(const std::function<std::string()>& work, double timeout) {
   }
   close(ends[0]);
   if (late) kill(pid, SIGKILL);
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  const int status = wait_for(pid);
   if (late) return failed(Class::TIMEOUT, "the kernel does not end");
   if (WIFSIGNALED(status)) {
     return failed(Class::CRASH, std::string("the launch ended by ") + strsignal(WTERMSIG(status)));

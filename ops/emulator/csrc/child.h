@@ -12,5 +12,7 @@ class Machine;
 void watch(Machine* machine);
 // What `work` returns in a child process; a report with a finding CRASH or TIMEOUT where it does not.
 std::string in_child(const std::function<std::string()>& work, double timeout);
+// Ends the child that `in_child` waits for in another thread, if there is one yet.
+void stop_child();
 
 }  // namespace emu

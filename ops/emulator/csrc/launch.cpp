@@ -142,4 +142,6 @@ EMU_EXPORT char* emu_describe() {
   return emu::copy_of(json.text);
 }
 
+EMU_EXPORT void emu_stop() { emu::stop_child(); }
+
 EMU_EXPORT void emu_free(char* text) { std::free(text); }

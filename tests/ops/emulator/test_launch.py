@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import shutil
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +32,7 @@ from glm5_ascend.ops.emulator.launch import (
 )
 from tests.ops.emulator.checks import library, run
 
+ROOT = Path(__file__).parents[3]
 SOURCE = """\
 #include "kernel_operator.h"
 #include "part.h"
@@ -241,3 +246,60 @@ def test_the_same_launch_in_a_child_process_reports_the_same() -> None:
         child, same = run(kernel, fault, Options())
         assert dataclasses.replace(own, seconds=0) == dataclasses.replace(child, seconds=0)
         assert y.tobytes() == same.tobytes()
+
+
+ENDLESS = """
+import sys
+from glm5_ascend.ops.emulator.launch import Options
+from tests.ops.emulator.checks import library, run
+library()
+print("start", flush=True)
+run("faults", {fault}, Options(timeout=20))
+"""
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in found for child in file.read_text().split()]
+
+
+def state(pid: int) -> str:
+    """One letter as in /proc, "gone" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize("fault", [4, 5])
+def test_an_endless_kernel_ends_with_the_process_that_launched_it(
+    number: signal.Signals, fault: int
+) -> None:
+    """The signal goes to that process alone, as from ``kill``."""
+    library()  # compiled
+    command = (sys.executable, "-c", ENDLESS.format(fault=fault))
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "start\n"
+        assert within(10, lambda: bool(children(process.pid)))
+        (kernel,) = children(process.pid)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=5)
+    # Who inherits it may be slow to collect it.
+    assert within(5, lambda: state(kernel) in ("gone", "Z", "X"))
+    if number == signal.SIGINT:
+        assert said.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -number
