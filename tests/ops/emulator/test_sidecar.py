@@ -190,7 +190,7 @@ def test_a_kernel_that_forks_is_one_error(edited: Edit) -> None:
     path = edited("scale_add.cpp", "  TPipe pipe;", "  TPipe pipe; fork();")
     result = emulate(path, "--scheduler", "round-robin")
     assert result.exit_code == 1
-    assert "kernel: its process left no readable report" in result.stderr
+    assert "scale_add: its process left no readable report" in result.stderr
 
 
 def test_names_of_fields_do_not_matter(edited: Edit) -> None:
