@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from glm5_ascend import console
@@ -120,7 +120,9 @@ class Environment:
 
 def _check_borrowed() -> None:
     for package in ("torch", "vllm", "pip"):
-        if importlib.util.find_spec(package) is None:
+        # Not importlib.util.find_spec: setuptools's own finder answers for pip by a warning where
+        # something has imported distutils.
+        if PathFinder.find_spec(package) is None:
             raise PreflightError(
                 f"the oracle borrows {package} from this Python, which has none",
                 "run it with a Python that has glm5-ascend[cpu] installed",
