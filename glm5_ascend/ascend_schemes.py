@@ -13,6 +13,16 @@ from glm5_ascend.errors import CheckpointError
 
 FLOAT, W8A8, W8A8_DYNAMIC, W4A8_DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
 ROTATION = "rot.weight"
+# What a scheme may store beside a module's weight.
+AUXILIARY = (
+    "weight_scale",
+    "weight_offset",
+    "scale_bias",
+    "input_scale",
+    "input_offset",
+    "quant_bias",
+    "deq_scale",
+)
 
 # Parameters in the model's dtype may be stored wider.
 FLOAT_BYTES_ALSO: Mapping[str, Collection[str]] = {"BF16": ("F32",)}

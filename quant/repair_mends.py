@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from glm5_ascend.ascend_schemes import FLOAT, ROTATION, W4A8_DYNAMIC
+from glm5_ascend.ascend_schemes import AUXILIARY, FLOAT, ROTATION, W4A8_DYNAMIC
 from glm5_ascend.checkpoint import TensorSpec
 from glm5_ascend.config_schedule import FULL
 from glm5_ascend.files import DESCRIPTION_FILE
@@ -30,15 +30,6 @@ from glm5_ascend.verify.inventory import model_tensors, stored_scheme
 from glm5_ascend.verify.layouts import DOWN_COLUMNS
 
 CONFIG = "config.json"
-_PARTS = (
-    "weight_scale",
-    "weight_offset",
-    "scale_bias",
-    "input_scale",
-    "input_offset",
-    "quant_bias",
-    "deq_scale",
-)
 
 
 def _described(folder: Folder, name: str) -> dict[str, object]:
@@ -47,7 +38,7 @@ def _described(folder: Folder, name: str) -> dict[str, object]:
     if scheme == FLOAT:
         return {name: FLOAT}
     module = name.removesuffix("weight")
-    parts = [module + part for part in _PARTS if module + part in folder.tensors]
+    parts = [module + part for part in AUXILIARY if module + part in folder.tensors]
     return dict.fromkeys((name, *parts), scheme)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from glm5_ascend.ascend_schemes import ROTATION
+from glm5_ascend.ascend_schemes import AUXILIARY, ROTATION
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import progress
 from glm5_ascend.engine_releases import Release
@@ -22,15 +22,6 @@ from glm5_ascend.verify.report import Report
 
 _SEED = 5
 _DEFAULT_SAMPLE = 256
-_PART_SUFFIXES = (
-    "weight_scale",
-    "weight_offset",
-    "scale_bias",
-    "input_scale",
-    "input_offset",
-    "quant_bias",
-    "deq_scale",
-)
 # Reading values relies on the shapes and dtypes that these are about.
 _HEADER_RULES = frozenset(
     (
@@ -208,5 +199,5 @@ def _compare(
 
 def _nbytes(folder: Folder, name: str) -> int:
     module = name.removesuffix("weight")
-    parts = [name, *(module + suffix for suffix in _PART_SUFFIXES)]
+    parts = [name, *(module + suffix for suffix in AUXILIARY)]
     return sum(folder.tensors[part].nbytes for part in parts if part in folder.tensors)

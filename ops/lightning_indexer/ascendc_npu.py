@@ -6,7 +6,6 @@ Limits and arithmetic as of ``emulated``, which runs the same source. The librar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,28 +14,12 @@ from torch import Tensor
 from glm5_ascend.ops.ascendc import library
 from glm5_ascend.ops.ascendc.limits import Limit, enforce
 from glm5_ascend.ops.layout import Keys, Queries
+from glm5_ascend.ops.lightning_indexer.call import Call
 
 _NAME = "the AscendC kernel of lightning_indexer"
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)
 # enum LengthForm of ascendc/tiling.h.
 _PER_REQUEST, _PREFIX_SUMS = 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Arguments of one call; scales with int8 only."""
-
-    query: Tensor
-    key: Tensor
-    weights: Tensor
-    requests: Queries
-    keys: Keys
-    count: int
-    causal: bool
-    sorted: bool
-    return_value: bool = False
-    scales: tuple[Tensor, Tensor] | None = None
-
 
 LIMITS: tuple[Limit[Call], ...] = (
     Limit(

@@ -8,7 +8,6 @@ README.md. Among equal scores the choice is theirs. The int8 operator rounds sco
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,35 +17,21 @@ from glm5_ascend.ops.ascendc import vendor
 from glm5_ascend.ops.ascendc.layouts import Form, form, spread_rows
 from glm5_ascend.ops.ascendc.limits import Limit, broken, enforce
 from glm5_ascend.ops.layout import Keys, Queries
+from glm5_ascend.ops.lightning_indexer.call import Call
 
 _LAST = torch.iinfo(torch.int32).max
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Arguments of one call as a backend gets them."""
-
-    query: Tensor
-    key: Tensor
-    weights: Tensor
-    requests: Queries
-    keys: Keys
-    count: int
-    causal: bool
-    sorted: bool = False
-    return_value: bool = False
-    scales: tuple[Tensor, Tensor] | None = None
-
-    def form(self) -> Form | None:
-        """The layouts, if torch_npu has them."""
-        return form(self.requests, self.keys, len(self.key))
+def _form(call: Call) -> Form | None:
+    """The layouts, if torch_npu has them."""
+    return form(call.requests, call.keys, len(call.key))
 
 
 _COMMON: tuple[Limit[Call], ...] = (
     Limit("heads of 128 dims", lambda c: c.query.shape[-1] == 128),
     Limit("1 to 64 heads", lambda c: 1 <= c.query.shape[1] <= 64),
     Limit("a key without gaps between its rows", lambda c: c.key.is_contiguous()),
-    Limit("query and key in one layout, or a paged key", lambda c: c.form() is not None),
+    Limit("query and key in one layout, or a paged key", lambda c: _form(c) is not None),
 )
 LIMITS: tuple[Limit[Call], ...] = (
     Limit(
@@ -93,7 +78,7 @@ def forward(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
     enforce(NAMES["forward"], LIMITS, call)
     operator = vendor.operators().npu_lightning_indexer
     none = call.query.new_empty(0, dtype=torch.float32)
-    where = call.form()
+    where = _form(call)
     if where is None or not where.rows:
         return _nothing(call), none
     indices, _ = operator(*_tensors(call, where), **_options(call, where), return_value=False)
@@ -110,7 +95,7 @@ def forward_quant(*arguments: Any, **options: Any) -> Tensor:
     call = _quant_call(*arguments, **options)
     enforce(NAMES["forward_quant"], QUANT_LIMITS, call)
     operator = vendor.operators().npu_quant_lightning_indexer
-    where = call.form()
+    where = _form(call)
     if where is None or not where.rows or call.scales is None:
         return _nothing(call)
     query_scale, key_scale = call.scales

@@ -6,10 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.core.engine_folder import edit_json
 
 Edit = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -47,17 +48,6 @@ def drop(directory: Path, *names: str) -> None:
             document["weight_map"].pop(name, None)
         index.write_text(json.dumps(document))
     edit_json(directory / "quant_model_description.json", **dict.fromkeys(names))
-
-
-def edit_json(file: Path, **changes: Any) -> None:
-    """Set keys; None removes one."""
-    document = json.loads(file.read_text())
-    for key, value in changes.items():
-        if value is None:
-            document.pop(key, None)
-        else:
-            document[key] = value
-    file.write_text(json.dumps(document))
 
 
 def flip_byte(file: Path, position: int = -1) -> None:

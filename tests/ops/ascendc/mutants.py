@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,3 +55,19 @@ def survivors(runs: Mapping[str, Run], where: Mapping[Order, Sequence[str]]) -> 
     return [
         order for order, names in where.items() if all(runs[name](order).clean for name in names)
     ]
+
+
+def check(
+    runs: Mapping[str, Run], unreported: Set[Statement], record: Callable[[str, object], None]
+) -> dict[Order, list[str]]:
+    """Drop every order of clean runs: all but ``unreported``, 2 % at most, are reported.
+
+    Returns what :func:`orders` does; ``record`` gets how many mutants there were.
+    """
+    where = orders(runs)
+    missed = survivors(runs, where)
+    record("mutants", len(where))
+    record("unreported", len(missed))
+    assert {statement(order) for order in missed} == unreported
+    assert len(missed) <= 0.02 * len(where)
+    return where

@@ -161,12 +161,7 @@ def test_every_mutant_is_reported(record_property: Callable[[str, object], None]
         return launched(scene, replace(DIRECT, disabled=order))
 
     runs = {name: partial(run, scene) for name, scene in SCENES.items()}
-    where = mutants.orders(runs)
-    missed = {mutants.statement(order) for order in mutants.survivors(runs, where)}
-    record_property("mutants", len(where))
-    record_property("unreported", len(missed))
-    assert missed == set(mutants.explained(EXPLAINED))
-    assert len(missed) <= 0.02 * len(where)
+    mutants.check(runs, set(mutants.explained(EXPLAINED)), record_property)
 
 
 def test_result_does_not_depend_on_the_number_of_blocks() -> None:
