@@ -3,9 +3,12 @@
 ``python -m tools.bench_ops`` measures every case in one process, prints what it finds and appends
 one row per contestant to ``tools/results/ops_cpu.jsonl``; a run of chosen cases is recorded only
 where ``--json`` says. ``--render`` fills README.md, between ``<!-- generated: ops -->`` and
-``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another. Tensors of 2
-MiB and more lie in large pages, which torch asks for where ``THP_MEM_ALLOC_ENABLE`` is 1; set it to
-0 to measure without.
+``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another.
+
+Two variables are set for the measurement unless the environment has them. ``THP_MEM_ALLOC_ENABLE``
+1: torch puts tensors of 2 MiB and more into large pages. ``OMP_WAIT_POLICY`` passive: torch's
+OpenMP threads sleep between parallel regions; by default they spin for milliseconds on the core
+that the contestant of the next turn works on.
 """
 
 from __future__ import annotations
@@ -31,12 +34,17 @@ ROWS = ROOT / "tools" / "results" / "ops_cpu.jsonl"
 
 Row = dict[str, Any]
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+_WAITING = "OMP_WAIT_POLICY"
+_WANTED = {_LARGE_PAGES: "1", _WAITING: "passive"}
 
 
 def origin(command: Sequence[str]) -> Row:
     """Where the rows of this run come from."""
-    large_pages = os.environ.get(_LARGE_PAGES) == "1"
-    return provenance(command) | {"isa": isa.selected().name, "large_pages": large_pages}
+    return provenance(command) | {
+        "isa": isa.selected().name,
+        "large_pages": os.environ.get(_LARGE_PAGES) == "1",
+        "omp_wait_policy": os.environ.get(_WAITING),
+    }
 
 
 def run(names: Sequence[str], threads: int | None, seconds: float, compiled: bool) -> list[Row]:
@@ -107,8 +115,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    if _LARGE_PAGES not in os.environ:
-        # torch has read it by now, so the program starts anew.
+    if not _WANTED.keys() <= os.environ.keys():
+        # torch has read them by now, so the program starts anew.
         command = [sys.executable, "-m", "tools.bench_ops", *sys.argv[1:]]
-        os.execve(sys.executable, command, os.environ | {_LARGE_PAGES: "1"})
+        os.execve(sys.executable, command, _WANTED | dict(os.environ))
     sys.exit(main(sys.argv[1:]))
