@@ -1,0 +1,1 @@
+"""Whether a command starts, and starts what was meant, in a given release of vllm-ascend."""
