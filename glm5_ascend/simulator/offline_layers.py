@@ -22,7 +22,7 @@ from glm5_ascend.ops import (
     rotary_interleaved,
     sparse_flash_attention,
 )
-from glm5_ascend.simulator.offline_linear import Experts, Linear
+from glm5_ascend.simulator.offline_linear import Linear, RoutedExperts
 
 _INDEXER_NORM_EPS = 1e-6
 
@@ -54,19 +54,28 @@ class Indexer:
 
         ``x`` [T, H] is the normalised layer input, ``q_latent`` [T, q_lora_rank] is normalised.
         """
-        config = self.config
-        tokens = x.shape[0]
-        query = self.wq_b(q_latent).view(tokens, config.index_n_heads, config.index_head_dim)
-        key = layer_norm(self.wk(x), self.k_norm_weight, self.k_norm_bias, eps=_INDEXER_NORM_EPS)
-        query = self._rotate(query, positions)
-        key = self._rotate(key.unsqueeze(1), positions)
+        query, key, weights = self.project(x, q_latent, positions)
         chosen, _ = lightning_indexer(
             query.unsqueeze(0),
             key.unsqueeze(0),
-            self.weights_proj(x).unsqueeze(0),
-            sparse_count=config.index_topk,
+            weights.unsqueeze(0),
+            sparse_count=self.config.index_topk,
         )
-        return chosen.reshape(tokens, config.index_topk)
+        return chosen.reshape(x.shape[0], self.config.index_topk)
+
+    def project(
+        self, x: Tensor, q_latent: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query [T, heads, index_head_dim], key [T, 1, index_head_dim], both rotated by
+        position, and the head weights [T, heads]."""
+        config = self.config
+        query = self.wq_b(q_latent).view(-1, config.index_n_heads, config.index_head_dim)
+        key = layer_norm(self.wk(x), self.k_norm_weight, self.k_norm_bias, eps=_INDEXER_NORM_EPS)
+        return (
+            self._rotate(query, positions),
+            self._rotate(key.unsqueeze(1), positions),
+            self.weights_proj(x),
+        )
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Rotate the first rope dims of ``heads`` [T, n, index_head_dim]."""
@@ -153,24 +162,26 @@ class MoeMlp:
     config: Glm5Config
     gate: Tensor  # F32 [E, H]
     bias: Tensor  # F32 [E]
-    experts: Experts
+    experts: RoutedExperts
     shared: GatedMlp
 
     def __call__(self, x: Tensor, injected: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        logits = torch.nn.functional.linear(x.to(self.gate.dtype), self.gate)
-        if injected is None:
-            weights, ids = moe_gating(
-                logits,
-                self.bias,
-                self.config.num_experts_per_tok,
-                self.config.routed_scaling_factor,
-                norm_topk_prob=self.config.norm_topk_prob,
-            )
-        else:
-            ids = injected
-            weights = self._weights_at(logits, ids)
+        weights, ids = self.route(x, injected)
         shared, _ = self.shared(x, None)
         return self.experts(x, weights, ids) + shared, ids
+
+    def route(self, x: Tensor, injected: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return weights F32 and ids of the experts of each row, both [T, top_k]."""
+        logits = torch.nn.functional.linear(x.to(self.gate.dtype), self.gate)
+        if injected is not None:
+            return self._weights_at(logits, injected), injected
+        return moe_gating(
+            logits,
+            self.bias,
+            self.config.num_experts_per_tok,
+            self.config.routed_scaling_factor,
+            norm_topk_prob=self.config.norm_topk_prob,
+        )
 
     def _weights_at(self, logits: Tensor, ids: Tensor) -> Tensor:
         """Router weights of experts chosen elsewhere, as :func:`moe_gating` computes them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +66,12 @@ class StaticLinear:
             self.quant_bias,
             self.deq_scale,
         )
+
+
+class RoutedExperts(Protocol):
+    """Σ_e weight_e · expert_e(x), [T, H], for ``weights`` and ``ids`` [T, top_k]."""
+
+    def __call__(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +17,10 @@ from glm5_ascend.simulator.offline_layers import (
     MoeMlp,
     Norm,
 )
-from glm5_ascend.simulator.offline_linear import Linear
+from glm5_ascend.simulator.offline_linear import Linear, RoutedExperts
 from glm5_ascend.simulator.offline_weights import WeightStore
+
+ReadExperts = Callable[[str], RoutedExperts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,20 @@ def load_norm(store: WeightStore, name: str, eps: float | None = None) -> Norm:
     return Norm(store.float(f"{name}.weight"), store.config.rms_norm_eps if eps is None else eps)
 
 
-def load_layer(store: WeightStore, layer: int, latent_eps: float) -> DecoderLayer:
-    """Read decoder layer ``layer``; the MTP layer has the index ``num_hidden_layers``."""
+def load_layer(
+    store: WeightStore, layer: int, latent_eps: float, read_experts: ReadExperts | None = None
+) -> DecoderLayer:
+    """Read decoder layer ``layer``; the MTP layer has the index ``num_hidden_layers``.
+
+    ``read_experts`` makes the routed experts below a prefix (``…mlp.experts``); without it they
+    are all read at once.
+    """
     prefix = f"model.layers.{layer}"
     return DecoderLayer(
         load_norm(store, f"{prefix}.input_layernorm"),
         _load_attention(store, layer, latent_eps),
         load_norm(store, f"{prefix}.post_attention_layernorm"),
-        _load_mlp(store, layer),
+        _load_mlp(store, layer, read_experts or store.experts),
     )
 
 
@@ -95,7 +104,7 @@ def _load_attention(store: WeightStore, layer: int, latent_eps: float) -> Attent
     )
 
 
-def _load_mlp(store: WeightStore, layer: int) -> Mlp:
+def _load_mlp(store: WeightStore, layer: int, read_experts: ReadExperts) -> Mlp:
     prefix = f"model.layers.{layer}.mlp"
     if not store.config.is_moe(layer):
         return _load_gated(store, prefix)
@@ -104,7 +113,7 @@ def _load_mlp(store: WeightStore, layer: int) -> Mlp:
         store.config,
         store.raw(f"{prefix}.gate.weight").to(router),
         store.raw(f"{prefix}.gate.e_score_correction_bias").to(router),
-        store.experts(f"{prefix}.experts"),
+        read_experts(f"{prefix}.experts"),
         _load_gated(store, f"{prefix}.shared_experts"),
     )
 

@@ -139,10 +139,11 @@ class WeightStore:
             )
         raise _unknown_scheme(module, scheme)
 
-    def experts(self, prefix: str) -> Experts:
-        """Stack the routed experts below ``prefix`` (``…mlp.experts``); one scheme per layer."""
-        count = self.config.n_routed_experts
-        names = [f"{prefix}.{e}.{p}_proj" for e in range(count) for p in ("gate", "up", "down")]
+    def experts(self, prefix: str, some: range | None = None) -> Experts:
+        """Stack all routed experts below ``prefix`` (``…mlp.experts``), or ``some`` of them, which
+        are then numbered from 0; they must have one scheme."""
+        some = range(self.config.n_routed_experts) if some is None else some
+        names = [f"{prefix}.{e}.{p}_proj" for e in some for p in ("gate", "up", "down")]
         schemes = {self.scheme(name) for name in names}
         scheme = schemes.pop()
         if schemes:
@@ -151,20 +152,20 @@ class WeightStore:
             )
         if scheme not in MOE_SCHEMES:
             raise _unknown_scheme(prefix, scheme)
-        w13, w2 = self._stack(prefix, "weight", self.float if scheme == FLOAT else self.raw)
+        w13, w2 = self._stack(prefix, some, "weight", self.float if scheme == FLOAT else self.raw)
         if scheme == FLOAT:
             return Experts(MOE_SCHEMES[scheme], w13, w2)
-        scales = self._stack(prefix, "weight_scale", self._f32)
+        scales = self._stack(prefix, some, "weight_scale", self._f32)
         biases: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
         if scheme == W4A8_DYNAMIC:
-            biases = self._stack(prefix, "scale_bias", self._f32)
+            biases = self._stack(prefix, some, "scale_bias", self._f32)
         return Experts(MOE_SCHEMES[scheme], w13, w2, *scales, *biases)
 
     def _stack(
-        self, prefix: str, leaf: str, read: Callable[[str], Tensor]
+        self, prefix: str, some: range, leaf: str, read: Callable[[str], Tensor]
     ) -> tuple[Tensor, Tensor]:
         gate_up, down = [], []
-        for expert in range(self.config.n_routed_experts):
+        for expert in some:
             gate = read(f"{prefix}.{expert}.gate_proj.{leaf}")
             up = read(f"{prefix}.{expert}.up_proj.{leaf}")
             gate_up.append(torch.cat((gate, up)))
