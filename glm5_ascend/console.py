@@ -151,7 +151,7 @@ class _PlainLines:
     def finish(self) -> None:
         seconds = time.monotonic() - self._started
         note(
-            f"{self._description}: {_size(self._done)} in {_duration(seconds)}"
+            f"{self._description}: {_size(self._done)} in {duration(seconds)}"
             f" ({_size(self._done / max(seconds, 1e-3))}/s)"
         )
 
@@ -162,7 +162,7 @@ class _PlainLines:
         note(
             f"{self._description}: {100 * self._done / self._total:.0f} %,"
             f" {_size(self._done)} of {_size(self._total)}, {_size(rate)}/s,"
-            f" {_duration(left)} left"
+            f" {duration(left)} left"
         )
         self._shown_at, self._shown_done = now, self._done
 
@@ -185,7 +185,8 @@ def _digits(value: float) -> int:
     return 2 if value < 10 else 1 if value < 100 else 0
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Whole seconds, minutes and seconds, or hours and minutes: ``3 min 07 s``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

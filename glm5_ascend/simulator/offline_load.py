@@ -1,13 +1,15 @@
-"""Builds the layers of the offline model, one at a time, from a :class:`WeightStore`."""
+"""Builds the layers of the offline model, one at a time, from what reads their modules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from glm5_ascend.config import Glm5Config
 from glm5_ascend.simulator.offline_layers import (
     Attention,
     DecoderLayer,
@@ -18,9 +20,30 @@ from glm5_ascend.simulator.offline_layers import (
     Norm,
 )
 from glm5_ascend.simulator.offline_linear import Linear, RoutedExperts
-from glm5_ascend.simulator.offline_weights import WeightStore
 
 ReadExperts = Callable[[str], RoutedExperts]
+
+
+class Modules(Protocol):
+    """Reads modules by name; ``WeightStore`` does, from a checkpoint as it is stored."""
+
+    dtype: torch.dtype
+
+    @property
+    def config(self) -> Glm5Config: ...
+
+    @property
+    def uses_rot(self) -> bool: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def raw(self, name: str) -> Tensor: ...
+
+    def float(self, name: str) -> Tensor: ...
+
+    def linear(self, module: str) -> Linear: ...
+
+    def experts(self, prefix: str) -> RoutedExperts: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +59,13 @@ class MtpGlue:
     rot: Tensor | None  # [H, H]; nn.Linear weight applied to every incoming hidden state
 
 
-def load_norm(store: WeightStore, name: str, eps: float | None = None) -> Norm:
+def load_norm(store: Modules, name: str, eps: float | None = None) -> Norm:
     """Read one RMSNorm; ``eps`` defaults to ``rms_norm_eps``."""
     return Norm(store.float(f"{name}.weight"), store.config.rms_norm_eps if eps is None else eps)
 
 
 def load_layer(
-    store: WeightStore, layer: int, latent_eps: float, read_experts: ReadExperts | None = None
+    store: Modules, layer: int, latent_eps: float, read_experts: ReadExperts | None = None
 ) -> DecoderLayer:
     """Read decoder layer ``layer``; the MTP layer has the index ``num_hidden_layers``.
 
@@ -58,7 +81,7 @@ def load_layer(
     )
 
 
-def load_mtp_glue(store: WeightStore, embedding: Tensor, head: Tensor) -> MtpGlue:
+def load_mtp_glue(store: Modules, embedding: Tensor, head: Tensor) -> MtpGlue:
     """Read the MTP parts; a rotated export carries its own embedding and head."""
     prefix = f"model.layers.{store.config.num_hidden_layers}"
     own_embedding = f"{prefix}.embed_tokens.weight"
@@ -74,7 +97,7 @@ def load_mtp_glue(store: WeightStore, embedding: Tensor, head: Tensor) -> MtpGlu
     )
 
 
-def _load_attention(store: WeightStore, layer: int, latent_eps: float) -> Attention:
+def _load_attention(store: Modules, layer: int, latent_eps: float) -> Attention:
     config = store.config
     prefix = f"model.layers.{layer}.self_attn"
     kv_b = store.float(f"{prefix}.kv_b_proj.weight").view(
@@ -104,7 +127,7 @@ def _load_attention(store: WeightStore, layer: int, latent_eps: float) -> Attent
     )
 
 
-def _load_mlp(store: WeightStore, layer: int, read_experts: ReadExperts) -> Mlp:
+def _load_mlp(store: Modules, layer: int, read_experts: ReadExperts) -> Mlp:
     prefix = f"model.layers.{layer}.mlp"
     if not store.config.is_moe(layer):
         return _load_gated(store, prefix)
@@ -118,7 +141,7 @@ def _load_mlp(store: WeightStore, layer: int, read_experts: ReadExperts) -> Mlp:
     )
 
 
-def _load_gated(store: WeightStore, prefix: str) -> GatedMlp:
+def _load_gated(store: Modules, prefix: str) -> GatedMlp:
     return GatedMlp(
         store.linear(f"{prefix}.gate_proj"),
         store.linear(f"{prefix}.up_proj"),
