@@ -29,12 +29,33 @@ Apply = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a matrix is made of: blocks ``diag(signs) · (H_orderᵀ ⊗ Sylvester) / √block``.
+
+    Attributes:
+        signs: ±1, float64 [block].
+        order: of Paley's matrix: 1, 12 or 20.
+        block: order of one block.
+        shift: 0, or how far the blocks' result is shifted before the blocks are applied again.
+    """
+
+    signs: Tensor
+    order: int
+    block: int
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Orthogonal:
-    """An orthonormal matrix ``R`` of order ``size``, known by its action ``x ↦ x R`` on rows."""
+    """An orthonormal matrix ``R`` of order ``size``, known by its action ``x ↦ x R`` on rows.
+
+    ``form`` says how it is made, for kernels; None where it is no Hadamard matrix.
+    """
 
     name: str
     size: int
     rows: Apply
+    form: Form | None = None
 
     def dense(self) -> Tensor:
         """Return ``R`` itself, float64 [size, size]; for tests and small sizes."""
@@ -88,7 +109,7 @@ def hadamard(name: str, size: int, seed: int | None) -> Orthogonal:
         work = left_t.to(x.dtype) @ (work @ factor.to(x.dtype))
         return (work / sqrt(size)).reshape(x.shape)
 
-    return Orthogonal(name, size, rows)
+    return Orthogonal(name, size, rows, Form(signs, size // power, size))
 
 
 def shifted_blocks(name: str, size: int, seed: int, block: int = R2_BLOCK) -> Orthogonal:
@@ -105,11 +126,12 @@ def shifted_blocks(name: str, size: int, seed: int, block: int = R2_BLOCK) -> Or
             "quantise with --no-rotate",
         )
     inner = hadamard(name, block, seed)
+    form = Form(_signs(block, seed), 1, block, block // 2)
 
     def blocks(x: Tensor) -> Tensor:
         return inner.rows(x.reshape(-1, block)).reshape(x.shape)
 
-    return Orthogonal(name, size, lambda x: blocks(blocks(x).roll(block // 2, -1)))
+    return Orthogonal(name, size, lambda x: blocks(blocks(x).roll(block // 2, -1)), form)
 
 
 def rotations(config: Glm5Config, seed: int = SEED) -> dict[str, Orthogonal]:

@@ -26,8 +26,10 @@ class KernelError(Glm5Error, RuntimeError):
     """A CPU kernel did not do its work; there is no result."""
 
 
-def library(operator: str) -> ctypes.CDLL:
+def library(operator: str, home: Path = _OPS) -> ctypes.CDLL:
     """Kernels of ``ops/<operator>/csrc``, for the instruction set and thread count of this moment.
+
+    ``home`` is the folder to look in instead of ``ops``, for kernels that are no operator's.
 
     The first call may compile for some seconds (a note goes to stderr) and the result is kept in
     a cache; later calls take about two microseconds. Threads: ``GLM5_ASCEND_THREADS``, or as many
@@ -38,7 +40,7 @@ def library(operator: str) -> ctypes.CDLL:
             instruction set in ``GLM5_ASCEND_CPU_ISA`` that this processor does not have.
     """
     _pool().g5_set_threads(threads())
-    return _load(operator, isa.selected().name)
+    return _load(operator, isa.selected().name, home)
 
 
 def threads() -> int:
@@ -85,16 +87,21 @@ def _pool() -> ctypes.CDLL:
 
 
 @cache
-def _load(operator: str, name: str) -> ctypes.CDLL:
+def _load(operator: str, name: str, home: Path = _OPS) -> ctypes.CDLL:
     chosen = isa.INSTRUCTION_SETS[isa.NAMES.index(name)]
-    own = _OPS / operator / "csrc"
+    own = home / operator / "csrc"
     others = [f"_{other}" for other in isa.NAMES if other != name]
     sources = [s for s in sorted(own.glob("*.cpp")) if not s.stem.endswith(tuple(others))]
     sources = [s for s in sources if s != _POOL]
     headers = sorted({*own.glob("*.h"), *_SHARED.glob("*.h")})
     flags = (*chosen.flags, f"-DG5_{name.upper()}=1")
     _pool()
-    return _open(build(f"{operator}-{name}", sources, headers, flags, _SHARED))
+    return _open(build(f"{_stem(home, operator)}-{name}", sources, headers, flags, _SHARED))
+
+
+def _stem(home: Path, operator: str) -> str:
+    """``quant/native`` and ``ops/native`` get names of their own."""
+    return operator if home == _OPS else f"{home.name}-{operator}"
 
 
 def _open(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
