@@ -54,14 +54,17 @@ class Indexer:
 
         ``x`` [T, H] is the normalised layer input, ``q_latent`` [T, q_lora_rank] is normalised.
         """
-        query, key, weights = self.project(x, q_latent, positions)
+        return self.choose(*self.project(x, q_latent, positions))
+
+    def choose(self, query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+        """Return int32 [T, index_topk] for what :meth:`project` returned."""
         chosen, _ = lightning_indexer(
             query.unsqueeze(0),
             key.unsqueeze(0),
             weights.unsqueeze(0),
             sparse_count=self.config.index_topk,
         )
-        return chosen.reshape(x.shape[0], self.config.index_topk)
+        return chosen.reshape(query.shape[0], self.config.index_topk)
 
     def project(
         self, x: Tensor, q_latent: Tensor, positions: Tensor
