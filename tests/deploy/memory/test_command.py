@@ -52,16 +52,9 @@ def test_exit_code_3_and_changes_that_really_fit() -> None:
 def test_the_suggested_length_is_the_longest() -> None:
     settings = Settings(model("glm-5.1"), hardware("a2").sku, Group(2, 8), max_model_len=202_752)
     longest = bill(settings).max_context
-    result = run(
-        *["--model", "glm-5.1", "--hw", "a2:2", "--layout", "dp2tp8", "--max-model-len"],
-        str(longest),
-    )
-    assert result.return_value == 0
-    result = run(
-        *["--model", "glm-5.1", "--hw", "a2:2", "--layout", "dp2tp8", "--max-model-len"],
-        str(longest + 1),
-    )
-    assert result.return_value == 3
+    words = ["--model", "glm-5.1", "--hw", "a2:2", "--layout", "dp2tp8", "--max-model-len"]
+    assert run(*words, str(longest)).return_value == 0
+    assert run(*words, str(longest + 1)).return_value == 3
 
 
 def test_both_roles_are_billed() -> None:
