@@ -1,0 +1,132 @@
+"""Routed experts one at a time: their tokens, their statistics, their rounding, their output.
+
+The Hessians of an expert's gate and up projections are one matrix over the tokens routed to it,
+each weighted with its router weight, because the layer's output holds it with that factor; that of
+the down projection is over the activations which the solved gate and up projections produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from glm5_ascend.quant.calibration.folded_store import FoldedStore, solved_linear
+from glm5_ascend.quant.calibration.parallel import in_order
+from glm5_ascend.quant.calibration.solver import Solver
+from glm5_ascend.quant.calibration.statistics import Moments
+from glm5_ascend.simulator.offline_layers import MoeMlp
+from glm5_ascend.simulator.offline_linear import FloatLinear, Linear
+
+# Tokens whose activations exist at once.
+_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of all tokens: ``order`` int64 [T · top_k], pairs sorted by expert and then by
+    token, ``weights`` F32 in that order, and how many belong to each expert."""
+
+    tokens: Tensor
+    weights: Tensor
+    counts: list[int]
+
+    def of(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [n], ascending, of one expert and their weights F32 [n]."""
+        start = sum(self.counts[:expert])
+        rows = slice(start, start + self.counts[expert])
+        return self.tokens[rows], self.weights[rows]
+
+
+def route(mlp: MoeMlp, mlp_input: Tensor) -> Routing:
+    """Route all rows of ``mlp_input`` [T, H] as the model does."""
+    weights, ids = [], []
+    for start in range(0, mlp_input.shape[0], _ROWS):
+        some, chosen = mlp.route(mlp_input[start : start + _ROWS])
+        weights.append(some.float())
+        ids.append(chosen.long())
+    flat = torch.cat(ids).flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=mlp.config.n_routed_experts).tolist()
+    top_k = mlp.config.num_experts_per_tok
+    return Routing(order // top_k, torch.cat(weights).flatten()[order], counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """One expert: its stored tensors, and what it adds to each of its ``tokens``."""
+
+    expert: int
+    tensors: dict[str, Tensor]
+    tokens: Tensor
+    output: Tensor
+
+
+def solve_experts(
+    store: FoldedStore,
+    prefix: str,
+    routing: Routing,
+    mlp_input: Tensor,
+    solver: Solver,
+    threads: int,
+) -> Iterator[Solved]:
+    """Solve the experts below ``prefix`` (``…mlp.experts``) in their order."""
+
+    def one(expert: int) -> Solved:
+        return _Expert(store, f"{prefix}.{expert}", solver).solve(
+            expert, *routing.of(expert), mlp_input
+        )
+
+    yield from in_order(one, range(len(routing.counts)), threads)
+
+
+class _Expert:
+    def __init__(self, store: FoldedStore, prefix: str, solver: Solver) -> None:
+        self._store, self._solver = store, solver
+        self._names = {part: f"{prefix}.{part}_proj.weight" for part in ("gate", "up", "down")}
+
+    def solve(self, expert: int, tokens: Tensor, weights: Tensor, mlp_input: Tensor) -> Solved:
+        tensors: dict[str, Tensor] = {}
+        pieces = [slice(i, i + _ROWS) for i in range(0, len(tokens), _ROWS)]
+
+        def moments(rows: Callable[[slice], Tensor], width: int) -> Moments:
+            result = Moments(width)
+            for piece in pieces:
+                result.add(rows(piece), weights[piece])
+            return result
+
+        def inputs(piece: slice) -> Tensor:
+            return mlp_input[tokens[piece]]
+
+        known = self._enough(len(tokens), "gate", "up")
+        hessian = moments(inputs, mlp_input.shape[1]).matrix() if known else None
+        gate, up = (self._round(part, hessian, tensors) for part in ("gate", "up"))
+        del hessian
+        active = torch.empty(len(tokens), self._store.steps[self._names["gate"]].shape[0])
+        for piece in pieces:
+            x = inputs(piece)
+            active[piece] = silu(gate(x)) * up(x)
+        known = self._enough(len(tokens), "down")
+        hessian = moments(active.__getitem__, active.shape[1]).matrix() if known else None
+        down = self._round("down", hessian, tensors)
+        output = torch.empty(len(tokens), mlp_input.shape[1])
+        for piece in pieces:
+            output[piece] = down(active[piece]) * weights[piece, None]
+        return Solved(expert, tensors, tokens, output)
+
+    def _enough(self, tokens: int, *parts: str) -> bool:
+        """Whether the Hessian of these projections is wanted and can be trusted."""
+        steps = [self._store.steps[self._names[part]] for part in parts]
+        return tokens >= self._solver.setting.min_tokens and any(map(self._solver.wants, steps))
+
+    def _round(self, part: str, hessian: Tensor | None, tensors: dict[str, Tensor]) -> Linear:
+        step = self._store.steps[self._names[part]]
+        weight = self._store.weight(step.name)
+        made = self._solver.round(step, weight, hessian)
+        tensors.update(made)
+        if made and self._solver.setting.propagate == "quantised":
+            return solved_linear(step, made)
+        return FloatLinear(weight)
