@@ -82,6 +82,19 @@ def device(name: str, tensor: Tensor, first: str, expected: torch.device) -> Non
         )
 
 
+# A reduction takes as long as reading this many numbers one by one.
+_FEW = 64
+
+
+def extremes(integers: Tensor) -> tuple[int, int]:
+    """Least and greatest of a tensor that is not empty; a decode step asks for those of few."""
+    if integers.numel() <= _FEW:
+        values = integers.flatten().tolist()
+        return min(values), max(values)
+    low, high = torch.aminmax(integers)
+    return int(low), int(high)
+
+
 def unlimited(pre_tokens: int, next_tokens: int) -> None:
     """Refuse windows, which torch_npu's schema names and its operators refuse too."""
     for name, value in (("pre_tokens", pre_tokens), ("next_tokens", next_tokens)):

@@ -228,7 +228,7 @@ def _check_entries(table: Tensor, lengths: list[int], size: int, blocks: int) ->
     """Check the entries in use; engines leave anything in the rest."""
     if not table.numel():
         return
-    low, high = (int(x) for x in torch.aminmax(table))
+    low, high = checks.extremes(table)
     if low >= 0 and high < blocks:
         return
     for b, length in enumerate(lengths):

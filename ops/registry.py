@@ -107,6 +107,8 @@ class _Shortcut:
         arguments = overload._schema.arguments
         self._positional = [_TYPES[str(a.type)] for a in arguments if not a.kwarg_only]
         self._named = {a.name: _TYPES[str(a.type)] for a in arguments if a.kwarg_only}
+        # Callers repeat few forms a thousand times: one look-up instead of twenty.
+        self._known: dict[tuple[type | str, ...], bool] = {}
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the kernel may be called at once with these arguments."""
@@ -115,19 +117,28 @@ class _Shortcut:
             or torch._C._len_torch_function_stack()
             or torch._C._autograd._profiler_enabled()
             or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NOTHING
-            or len(args) != len(self._positional)
         ):
             return False
-        if not all(map(_plain, args, self._positional)):
-            return False
+        form = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+        fits = self._known.get(form)
+        if fits is None:
+            fits = self._known[form] = self._fits(args, kwargs)
+        # A negative view holds numbers whose sign is still to be changed.
+        return (
+            fits and bool(args[0].is_cpu) and not any(map(_is_negative, (*args, *kwargs.values())))
+        )
+
+    def _fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         named = self._named
-        for name, value in kwargs.items():
-            if name not in named or not _plain(value, named[name]):
-                return False
-        return bool(args[0].is_cpu)
+        return (
+            len(args) == len(self._positional)
+            and all(
+                type(value) in types for value, types in zip(args, self._positional, strict=True)
+            )
+            and all(name in named and type(v) in named[name] for name, v in kwargs.items())
+        )
 
 
-def _plain(value: Any, types: tuple[type, ...]) -> bool:
-    kind = type(value)
-    # A negative view holds numbers whose sign is still to be changed.
-    return kind in types and not (kind in _TENSORS and value.is_neg())
+def _is_negative(value: Any) -> bool:
+    """Whether it is a view whose numbers still have to change their sign."""
+    return type(value) in _TENSORS and value.is_neg()

@@ -59,7 +59,7 @@ def check_values(call: Call, inputs: Inputs) -> None:
     """What only real tensors can tell: slots inside the caches, angles of neighbouring pairs."""
     if not inputs.sizes.tokens:
         return
-    low, high = (int(slot) for slot in torch.aminmax(inputs.slots))
+    low, high = checks.extremes(inputs.slots)
     slots = inputs.kv_cache.shape[0] * inputs.kv_cache.shape[1]
     if low < -1 or high >= slots:
         raise ArgumentError(

@@ -37,7 +37,7 @@ def _check_slots(cache: Tensor, slots: Tensor) -> None:
 def _check_values(cache: Tensor, slots: Tensor) -> None:
     if not slots.numel():
         return
-    low, high = (int(x) for x in torch.aminmax(slots))
+    low, high = checks.extremes(slots)
     total = cache.shape[0] * cache.shape[1]
     if low < -1 or high >= total:
         wrong = low if low < -1 else high

@@ -88,6 +88,9 @@ def _check_indices(indices: Tensor, block: int, requests: Queries, keys: Keys) -
     """Check indices [rows, K] of rows that belong to a request: -1 or a position it has."""
     if not indices.numel():
         return
+    low, high = checks.extremes(indices)
+    if low >= -1 and high * block < min(keys.lengths, default=0):
+        return
     lows, highs = (x.tolist() for x in torch.aminmax(indices, dim=1))
     spans = zip(requests.starts, requests.lengths, keys.lengths, strict=True)
     for b, (start, count, length) in enumerate(spans):
