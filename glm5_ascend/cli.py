@@ -15,35 +15,12 @@ from typing import Any, NoReturn
 import click
 
 from glm5_ascend import __version__, console
+from glm5_ascend.cli_base import DIRECTORY, Glm5Command
+from glm5_ascend.cli_quant import quantize
 from glm5_ascend.env import OP_BACKENDS
 from glm5_ascend.errors import ExitCode, Glm5Error, PreflightError
 from glm5_ascend.exit_codes import help_epilog
 from glm5_ascend.streams import guard_standard_streams
-
-
-class _PathType(click.Path):
-    """A path as written; whether it can be read is for the command to find out and to explain."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse the empty path, which would mean the current directory."""
-        if str(value) == "":
-            self.fail("the path is empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-_DIRECTORY = _PathType(path_type=Path, readable=False)
-
-
-class Glm5Command(click.Command):
-    """A command whose usage errors know it, so that the hint names its own help."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; click's parser raises some errors without a context."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx
-            raise
 
 
 class Glm5Group(click.Group):
@@ -114,95 +91,11 @@ def cli() -> None:
     """Quantise, inspect and serve GLM-5 for Ascend NPUs; without one, on this CPU."""
 
 
-@cli.command(short_help="Quantise a checkpoint for vllm-ascend.")
-@click.argument("source", metavar="SRC", type=_DIRECTORY)
-@click.argument("destination", metavar="DST", type=_DIRECTORY)
-@click.option(
-    "--scheme",
-    type=click.Choice(["w4a8", "w8a8", "none"]),
-    required=True,
-    help="w4a8: routed experts int4, the rest int8; w8a8: all int8; none: rotate only.",
-)
-@click.option("--rotate/--no-rotate", default=True, help="Fuse norms and rotate (QuaRot).")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32"]),
-    default="bfloat16",
-    help="Type of the tensors that stay float.",
-)
-@click.option(
-    "--mtp",
-    type=click.Choice(["w8", "float"]),
-    default="w8",
-    help="Scheme of the MTP layer, which drafts tokens for speculative decoding.",
-)
-@click.option(
-    "--workers", type=click.IntRange(min=1), default=1, help="Processes that share the work."
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
-@click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
-@click.option(
-    "--hash-source", is_flag=True, help="Put the SHA-256 of each file of SRC into the manifest."
-)
-@click.option("--dry-run", is_flag=True, help="Print plan, sizes, time, memory and disk only.")
-@click.option(
-    "--rate",
-    "rates",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="With --dry-run: weights/s of int4, int8 or float, bytes/s of hash, read or write.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def quantize(
-    as_json: bool,
-    resume: bool,
-    overwrite: bool,
-    dry_run: bool,
-    rates: tuple[str, ...],
-    **options: Any,
-) -> int:
-    """Quantise the checkpoint SRC into the new directory DST, in the format of vllm-ascend.
-
-    \b
-    Example:
-      glm5-ascend quantize GLM-5.2 GLM-5.2-w4a8 --scheme w4a8
-    """
-    if resume and overwrite:
-        raise click.UsageError("--resume and --overwrite exclude each other")
-    if rates and not dry_run:
-        raise click.UsageError("--rate goes with --dry-run")
-    from glm5_ascend.quant.command import QuantizeOptions, run
-
-    wanted = QuantizeOptions(resume=resume, overwrite=overwrite, **options)
-    if dry_run:
-        from glm5_ascend.quant import dry_run as model
-
-        planned = model.run(wanted, _rates(rates, model.RATES))
-        console.emit(planned.as_dict(), planned.as_text(), as_json=as_json)
-        return int(planned.exit_code)
-    summary = run(wanted)
-    console.emit(summary.as_dict(), summary.as_text(), as_json=as_json)
-    return int(ExitCode.DONE)
-
-
-def _rates(words: tuple[str, ...], known: tuple[str, ...]) -> dict[str, float]:
-    """``NAME=VALUE`` pairs; a usage error for an unknown name or a value that is not positive."""
-    rates: dict[str, float] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        try:
-            rates[name] = float(text)
-        except ValueError:
-            rates[name] = 0.0
-        if name not in known or not 0 < rates[name] < float("inf"):
-            raise click.BadParameter(
-                f"{word!r} is not NAME=VALUE with one of {', '.join(known)}", param_hint="--rate"
-            )
-    return rates
+cli.add_command(quantize)
 
 
 @cli.command(short_help="Say what a checkpoint is.")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def inspect(directory: Path, as_json: bool) -> None:
     """Say what the checkpoint in DIR is: family, sizes, schemes, cache bytes per token.
@@ -218,9 +111,9 @@ def inspect(directory: Path, as_json: bool) -> None:
 
 
 @cli.command("verify", short_help="Check that an engine will load a checkpoint, and what it holds.")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.option(
-    "--source", type=_DIRECTORY, help="Checkpoint that DIR was made from; compare with it."
+    "--source", type=DIRECTORY, help="Checkpoint that DIR was made from; compare with it."
 )
 @click.option(
     "--for", "engine", metavar="ENGINE", help="Such as vllm-ascend==0.30; all releases without it."
@@ -258,9 +151,9 @@ def verify_checkpoint(
 
 
 @cli.command(short_help="Make a checkpoint load without quantising it again.")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.option("--for", "engine", metavar="ENGINE", help="The engine, such as vllm-ascend==0.30.")
-@click.option("--source", type=_DIRECTORY, help="Checkpoint that DIR was made from.")
+@click.option("--source", type=DIRECTORY, help="Checkpoint that DIR was made from.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
 @click.option("--undo", is_flag=True, help="Put back what earlier repairs changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -339,10 +232,10 @@ def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str
 @click.argument(
     "what", type=click.Choice(["lightning_indexer", "sparse_flash_attention", "mlapo", "layer"])
 )
-@click.option("-o", "--output", type=_DIRECTORY, required=True, help="File to write.")
+@click.option("-o", "--output", type=DIRECTORY, required=True, help="File to write.")
 @click.option(
     "--model",
-    type=_DIRECTORY,
+    type=DIRECTORY,
     help="Checkpoint: of the layer, or whose sizes an operator takes (GLM-5's without it).",
 )
 @click.option("--layer", type=int, help="Index of the layer.")
@@ -543,7 +436,7 @@ def emulate(target: str, as_json: bool, **options: Any) -> int:
     type=click.Choice(["910b2", "910b3", "910b4", "910c"]),
     help="One die of it.",
 )
-@click.option("--timeline", type=_DIRECTORY, help="Draw the pipes over time into this SVG file.")
+@click.option("--timeline", type=DIRECTORY, help="Draw the pipes over time into this SVG file.")
 @click.option(
     "--limit",
     default=120.0,
@@ -573,7 +466,7 @@ def cost(
 
 
 @cli.command(short_help="Show quantising and serving on the small model.")
-@click.option("--keep", type=_DIRECTORY, help="Keep the quantised checkpoints in this directory.")
+@click.option("--keep", type=DIRECTORY, help="Keep the quantised checkpoints in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def demo(keep: Path | None, as_json: bool) -> int:
     """Quantise, serve and compare the small model that ships with the package."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint import tensor_bytes
 from glm5_ascend.console import format_bytes
-from glm5_ascend.errors import Glm5Error, PreflightError
+from glm5_ascend.engine_releases import Release
+from glm5_ascend.errors import ConfigError, Glm5Error, PreflightError
+from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.plan import Plan
-from glm5_ascend.quant.recipe import Choices, DtypeName, MtpName, SchemeName
+from glm5_ascend.quant.recipe_rules import DtypeName, MtpName, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,12 @@ class QuantizeOptions:
     Attributes:
         source: Hugging Face checkpoint, BF16, F32 or FP8.
         destination: directory to write; absent or empty unless resume or overwrite is given.
-        scheme: routed experts and linears: int4 + int8, int8 + int8, or no quantisation.
-        rotate: fuse norms and rotate (QuaRot).
+        scheme: name of a preset; ignored if there is a recipe.
+        recipe: YAML file of the user's own.
+        release: engine that has to load the output.
+        rotate: fuse norms and rotate (QuaRot); here and below, None is what the recipe says.
         dtype: dtype of the tensors that stay float.
-        mtp: the MTP layer's linears and experts in int8, or float.
+        mtp: the MTP layer's linears and experts in int8, float, or as the rules say.
         workers: processes.
         resume: continue an interrupted run of the same job.
         overwrite: replace the output of an earlier run.
@@ -35,15 +39,26 @@ class QuantizeOptions:
 
     source: Path
     destination: Path
-    scheme: SchemeName = "w4a8"
-    rotate: bool = True
-    dtype: DtypeName = "bfloat16"
-    mtp: MtpName = "w8"
+    scheme: str = "w4a8"
+    rotate: bool | None = None
+    dtype: DtypeName | None = None
+    mtp: MtpName | None = None
     workers: int = 1
     resume: bool = False
     overwrite: bool = False
     shard_bytes: int | None = None
     hash_source: bool = False
+    recipe: Path | None = None
+    release: Release | None = None
+
+    def wanted(self) -> Recipe:
+        """The recipe of the run; ``ConfigError`` for a preset or file that cannot be read."""
+        base = (
+            recipe_file.preset(self.scheme)
+            if self.recipe is None
+            else recipe_file.read(self.recipe)
+        )
+        return recipe_file.overridden(base, rotate=self.rotate, dtype=self.dtype, mtp=self.mtp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +66,14 @@ class Summary:
     """Result of a run; sizes in bytes of tensor data."""
 
     destination: Path
-    scheme: SchemeName
+    scheme: str
     rotated: bool
     output_bytes: int
     files: int
     files_resumed: int
     seconds: float
     bytes_by_scheme: dict[str, int] = field(default_factory=dict)
+    engine: str | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return the summary as one JSON object."""
@@ -66,6 +82,7 @@ class Summary:
             "destination": str(self.destination),
             "scheme": self.scheme,
             "rotated": self.rotated,
+            "engine": self.engine,
             "output_bytes": self.output_bytes,
             "files": self.files,
             "files_resumed": self.files_resumed,
@@ -82,6 +99,7 @@ class Summary:
         return (
             f"{self.destination}: {format_bytes(self.output_bytes)} in {self.files} files"
             f"{resumed}, {self.seconds:.1f} s\n{parts}"
+            + ("" if self.engine is None else f"\nfor {self.engine}")
         )
 
 
@@ -103,8 +121,9 @@ def run(options: QuantizeOptions) -> Summary:
     if options.resume and options.overwrite:
         raise Glm5Error("--resume and --overwrite exclude each other", "give one of them")
     place.require_separate(source, destination)
-    choices = Choices(options.scheme, options.rotate, options.dtype, options.mtp)
-    plan, texts, journal = stream.prepare(source, choices, options.shard_bytes)
+    recipe = options.wanted()
+    require_calibrated(recipe)
+    plan, texts, journal = stream.prepare(source, recipe, options.shard_bytes, options.release)
     journal.directory = destination
     ready = place.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
     try:
@@ -117,14 +136,28 @@ def run(options: QuantizeOptions) -> Summary:
         raise KeyboardInterrupt(f"{done}; the same command with --resume continues") from error
     return Summary(
         destination,
-        options.scheme,
-        options.rotate,
+        recipe.name,
+        recipe.rotate,
         plan.nbytes,
         len(plan.shards),
         resumed,
         time.monotonic() - started,
         _bytes_by_scheme(plan),
+        None if options.release is None else str(options.release),
     )
+
+
+def require_calibrated(recipe: Recipe) -> None:
+    """Refuse a recipe with steps that need statistics, of which this run has none.
+
+    Raises:
+        ConfigError: naming the recipe.
+    """
+    if recipe.needs_calibration:
+        raise ConfigError(
+            f"recipe {recipe.name} needs a calibration (gptq, W8A8 or smoothing)",
+            "use rounding search, scheme W8A8_DYNAMIC and no smoothing",
+        )
 
 
 def _require_torch() -> None:

@@ -12,11 +12,14 @@ from torch import Tensor
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
 from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.nearest import round_nearest
 from glm5_ascend.quant.packing import offset_bias, pack_rows
 from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.rotation import Orthogonal, on_columns, on_rows, recycled_state
 from glm5_ascend.quant.rounding import round_int4, round_int8
 from glm5_ascend.quant.scheme import Scheme
+from glm5_ascend.quant.solutions import NO_SOLUTIONS, SmoothScales, Solutions
+from glm5_ascend.quant.static_linear import static_tensors
 
 _TORCH = {
     "BF16": torch.bfloat16,
@@ -24,14 +27,19 @@ _TORCH = {
     "F32": torch.float32,
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
+    "I32": torch.int32,
 }
 _DAMAGED = "the weights are damaged; download this file again or ask who made the checkpoint"
 # Float64 elements processed at once when rows are independent (256 MiB).
 _CHUNK = 1 << 25
+_SCALES = (".weight_scale", ".deq_scale", ".input_scale")
 
 
 def convert(
-    reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]
+    reader: CheckpointReader,
+    step: Step,
+    matrices: Mapping[str, Orthogonal],
+    solutions: Solutions = NO_SOLUTIONS,
 ) -> Iterator[tuple[str, memoryview]]:
     """Yield name and little-endian bytes of every tensor that ``step`` stores, in file order.
 
@@ -39,12 +47,14 @@ def convert(
         reader: the source checkpoint.
         step: what to do.
         matrices: rotations by name; may be empty where the step has none.
+        solutions: finished tensors, smoothing scales and static ranges of a calibration.
 
     Raises:
         CheckpointError: the source tensor holds NaN or infinity, or what becomes of it would; the
             message names the source tensor and its file.
     """
-    tensors = _convert(reader, step, matrices)
+    given = solutions.tensors(step)
+    tensors = _convert(reader, step, matrices, solutions) if given is None else dict(given)
     for name, spec in step.stored.items():
         data = as_bytes(tensors.pop(name), spec)
         _require_usable(reader, step, name, data)
@@ -60,7 +70,7 @@ def _require_usable(reader: CheckpointReader, step: Step, name: str, data: memor
     spec = step.stored[name]
     if first_not_finite(data, spec.dtype) is not None:
         found = f"NaN or infinity as {spec.dtype}"
-    elif name.endswith(".weight_scale") and not _all_positive(data):
+    elif name.endswith(_SCALES) and not _all_positive(data):
         found = "a scale that is not positive"
     else:
         return
@@ -130,25 +140,32 @@ def _view(reader: CheckpointReader, name: str) -> Tensor:
 
 
 def _convert(
-    reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]
+    reader: CheckpointReader,
+    step: Step,
+    matrices: Mapping[str, Orthogonal],
+    solutions: Solutions,
 ) -> dict[str, Tensor]:
+    smooth = solutions.scales(step)
     if step.action is Action.ONES:
         reader.check_finite(step.source)
-        return {step.name: torch.ones(step.shape)}
+        return {step.name: _smoothed(torch.ones(step.shape), smooth)}
     if step.action is Action.COPY:
-        return {step.name: read_matrix(reader, step.source)}
+        return {step.name: _smoothed(read_matrix(reader, step.source), smooth)}
     if step.action is Action.RECYCLED:
         gamma = read_matrix(reader, step.source)
         return {step.name: recycled_state(gamma, matrices["R1"])}
-    weight = _folded(reader, step, matrices)
+    weight = _smoothed(_folded(reader, step, matrices), smooth)
     module = step.name.removesuffix(".weight")
     if step.scheme is Scheme.FLOAT:
         return {step.name: weight}
-    if step.scheme is Scheme.W8A8_DYNAMIC:
-        codes, scale = round_int8(weight)
-        extra: dict[str, Tensor] = {}
-    else:
-        codes, scale = round_int4(weight)
+    codes, scale = _rounded(weight, step)
+    extra: dict[str, Tensor] = {}
+    if step.scheme is Scheme.W8A8:
+        given = solutions.static_range(step)
+        if given is None:
+            raise ValueError(f"{step.name} is static, and no range of its input is known")
+        extra = {f"{module}.{name}": t for name, t in static_tensors(codes, scale, given).items()}
+    elif step.scheme is Scheme.W4A8_DYNAMIC:
         is_down = module.endswith(".down_proj")
         extra = {f"{module}.scale_bias": offset_bias(codes, scale, is_down=is_down)}
         codes = pack_rows(codes)
@@ -158,6 +175,24 @@ def _convert(
         f"{module}.weight_offset": torch.zeros_like(scale),
         **extra,
     }
+
+
+def _rounded(weight: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    """Codes and scale; a step of ``gptq`` gets here where nothing is known of its input."""
+    bits = 4 if step.scheme is Scheme.W4A8_DYNAMIC else 8
+    if step.rounding == "nearest":
+        return round_nearest(weight, bits)
+    return round_int4(weight) if bits == 4 else round_int8(weight)
+
+
+def _smoothed(values: Tensor, smooth: SmoothScales | None) -> Tensor:
+    if smooth is None:
+        return values
+    if smooth.columns is not None:
+        values = values * smooth.columns
+    if smooth.rows is not None:
+        values = values * smooth.rows.reshape(-1, *[1] * (values.dim() - 1))
+    return values
 
 
 def _folded(reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal]) -> Tensor:

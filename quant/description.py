@@ -28,11 +28,8 @@ COPIED = (
     "LICENSE",
     "NOTICE",
 )
-_MODEL_TYPE = {
-    "none": Scheme.FLOAT,
-    "w8a8": Scheme.W8A8_DYNAMIC,
-    "w4a8": Scheme.W4A8_DYNAMIC,
-}
+# The first that occurs names the model's type.
+_MODEL_TYPES = (Scheme.W4A8_DYNAMIC, Scheme.W8A8_DYNAMIC, Scheme.W8A8, Scheme.FLOAT)
 
 
 def description(plan: Plan) -> dict[str, object]:
@@ -51,13 +48,40 @@ def description(plan: Plan) -> dict[str, object]:
     }
     return {
         **names,
+        **_cache_marks(plan),
         "version": "1.0.0",
         "group_size": 0,
-        "model_quant_type": _MODEL_TYPE[plan.choices.scheme].value,
-        "is_rot_used": plan.choices.rotate,
+        "model_quant_type": _model_type(plan),
+        "is_rot_used": plan.recipe.rotate,
         "metadata": {},
         "optional": {},
     }
+
+
+def _cache_marks(plan: Plan) -> dict[str, str]:
+    """The layers whose indexer keys may be cached in int8; every other keeps bfloat16.
+
+    A top-level ``indexer_quant_type`` would announce tensors that nothing needs.
+    """
+    if plan.recipe.kv == "none":
+        return {}
+    suffix = ".wq_b.weight"
+    owners = (
+        step.name.removesuffix(suffix)
+        for shard in plan.shards
+        for step in shard.steps
+        if step.name.endswith(f".indexer{suffix}")
+    )
+    return {
+        f"{owner}.quant_type": "INT8_DYNAMIC"
+        for owner in owners
+        if int(owner.split(".")[2]) not in plan.recipe.kv_except
+    }
+
+
+def _model_type(plan: Plan) -> str:
+    schemes = {step.scheme for shard in plan.shards for step in shard.steps}
+    return next(scheme.value for scheme in _MODEL_TYPES if scheme in schemes)
 
 
 def output_config(source: Mapping[str, object], plan: Plan) -> dict[str, object]:
@@ -67,7 +91,7 @@ def output_config(source: Mapping[str, object], plan: Plan) -> dict[str, object]
     """
     result = {key: value for key, value in source.items() if key != "quantization_config"}
     result.pop("torch_dtype", None)
-    result["dtype"] = plan.choices.dtype
+    result["dtype"] = plan.recipe.dtype
     return result
 
 
@@ -78,7 +102,7 @@ def weight_index(plan: Plan) -> dict[str, object]:
 
 def index_name(plan: Plan) -> str:
     """File name of the index: engines filter by ``model.safetensors.index.json`` if it exists."""
-    stem = "model" if plan.choices.scheme == "none" else "quant_model_weights"
+    stem = "model" if plan.recipe.is_float else "quant_model_weights"
     return f"{stem}.safetensors.index.json"
 
 

@@ -20,7 +20,7 @@ from glm5_ascend.errors import ExitCode, PreflightError
 from glm5_ascend.inspection import PARTS, part_of
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.plan import Plan, make_plan
-from glm5_ascend.quant.recipe import Action, Choices, Step
+from glm5_ascend.quant.recipe import Action, Recipe, Step
 
 # Per worker: interpreter, torch, and the mapped headers.
 _BASE_BYTES = 400 << 20
@@ -41,6 +41,7 @@ class DryRun:
 
     Attributes:
         options: of the run.
+        recipe: of the run.
         family: of the model.
         source_tensors: in the source.
         source_bytes: of its tensors.
@@ -60,6 +61,7 @@ class DryRun:
     """
 
     options: QuantizeOptions
+    recipe: Recipe
     family: str
     source_tensors: int
     source_bytes: int
@@ -99,8 +101,9 @@ class DryRun:
             "source": str(self.options.source),
             "destination": str(self.options.destination),
             "family": self.family,
-            "scheme": self.options.scheme,
-            "rotated": self.options.rotate,
+            "scheme": self.recipe.name,
+            "rotated": self.recipe.rotate,
+            "engine": None if self.options.release is None else str(self.options.release),
             "workers": self.options.workers,
             "source_tensors": self.source_tensors,
             "source_bytes": self.source_bytes,
@@ -127,9 +130,10 @@ class DryRun:
     def as_text(self) -> str:
         """The same for people."""
         options = self.options
-        turned = "rotated" if options.rotate else "not rotated"
+        turned = "rotated" if self.recipe.rotate else "not rotated"
         lines = [
-            f"{options.source} -> {options.destination}: {self.family}, {options.scheme}, {turned}",
+            f"{options.source} -> {options.destination}: {self.family}, {self.recipe.name},"
+            f" {turned}" + ("" if options.release is None else f", for {options.release}"),
             f"  {'part':<20}{'source':>10}{'output':>12}",
         ]
         for part, label in PARTS.items():
@@ -177,27 +181,32 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
             "quantize needs torch, which is not installed", "pip install 'glm5-ascend[cpu]'"
         )
     from glm5_ascend.quant import destination as place
+    from glm5_ascend.quant.description import companions, text_files
     from glm5_ascend.quant.dry_run_rates import measure
+    from glm5_ascend.quant.planned import require_loadable
     from glm5_ascend.quant.rotation import rotations
     from glm5_ascend.quant.stream import refuse_quantised
 
     place.require_separate(options.source, options.destination)
     refuse_quantised(options.source)
-    choices = Choices(options.scheme, options.rotate, options.dtype, options.mtp)
+    recipe = options.wanted()
     with CheckpointReader(options.source, data_optional=True) as reader:
         config = reader.config
         reader.check_inventory(expected_tensors(config))
         sizes = {name: reader.nbytes(name) for name in reader.names()}
         empty = sum(_holds_nothing(file) for file in reader.files())
-    plan = make_plan(config, choices, options.shard_bytes)
-    if options.rotate:
+    plan = make_plan(config, recipe, options.shard_bytes)
+    if recipe.rotate:
         rotations(config)
-    rates, sources = measure(config, choices, plan, given)
+    texts = text_files(options.source, plan, companions(options.source))
+    require_loadable(plan, texts, options.release)
+    rates, sources = measure(config, plan, given)
     for name in ("read", "write"):
         rates[name], sources[name] = given.get(name, _DISK), "given" if name in given else "assumed"
     output = plan.nbytes
     return DryRun(
         options=options,
+        recipe=recipe,
         family=config.family,
         source_tensors=len(sizes),
         source_bytes=sum(sizes.values()),

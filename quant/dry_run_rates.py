@@ -18,7 +18,7 @@ from glm5_ascend.checkpoint import CheckpointReader, TensorSpec, write_shard
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant.convert import convert
 from glm5_ascend.quant.plan import Plan
-from glm5_ascend.quant.recipe import Action, Choices, Step
+from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.workers import one_thread
 
@@ -29,7 +29,7 @@ _SEED = 1
 
 
 def measure(
-    config: Glm5Config, choices: Choices, plan: Plan, given: Mapping[str, float]
+    config: Glm5Config, plan: Plan, given: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Weights per second of a core by rate, and bytes per second of SHA-256.
 
@@ -37,7 +37,6 @@ def measure(
 
     Args:
         config: of the model.
-        choices: of the run.
         plan: whose matrices are tried.
         given: rates that need no measurement.
 
@@ -48,7 +47,7 @@ def measure(
     rates = {name: given[name] for name in ("int4", "int8", "float", "hash") if name in given}
     sources = dict.fromkeys(rates, "given")
     if steps:
-        rates |= _converted(config, choices, steps)
+        rates |= _converted(config, steps, rotate=plan.recipe.rotate)
     if "hash" not in rates:
         rates["hash"] = _hash_rate()
     return rates, {name: sources.get(name, "measured") for name in rates}
@@ -69,8 +68,8 @@ def _samples(plan: Plan) -> dict[str, Step]:
     return chosen
 
 
-def _converted(config: Glm5Config, choices: Choices, steps: Mapping[str, Step]) -> dict[str, float]:
-    matrices = rotations(config) if choices.rotate else {}
+def _converted(config: Glm5Config, steps: Mapping[str, Step], *, rotate: bool) -> dict[str, float]:
+    matrices = rotations(config) if rotate else {}
     with tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name, one_thread():
         directory = Path(name)
         _write_sources(directory, config, steps.values())

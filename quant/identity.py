@@ -1,4 +1,4 @@
-"""What a job is: tool, choices, plan and the identity of its source.
+"""What a job is: tool, recipe, plan and the identity of its source.
 
 Two runs belong together if these are equal. Where they are not, the message says what differs.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from glm5_ascend import __version__
@@ -29,7 +28,7 @@ _WORDS = {
 def describe_job(
     reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes]
 ) -> dict[str, object]:
-    """What must be equal for a job to be resumed: tool, choices, plan, source files.
+    """What must be equal for a job to be resumed: tool, recipe, plan, source files.
 
     A source file is known by size, modification time and the SHA-256 of its header: hashing all of
     a large source would take as long as much of the work.
@@ -45,8 +44,8 @@ def describe_job(
     config = read_bytes(reader.directory / "config.json", "make this file readable")
     return {
         "tool": f"glm5-ascend {__version__}",
-        "choices": asdict(plan.choices),
-        "seed": SEED if plan.choices.rotate else None,
+        "recipe": plan.recipe.as_dict(),
+        "seed": SEED if plan.recipe.rotate else None,
         "plan_sha256": plan.digest(),
         "config_sha256": hashlib.sha256(config).hexdigest(),
         "companions": {
@@ -112,7 +111,7 @@ def _differences(key: str, found: object, wanted: object) -> Iterator[str]:
         yield "the source's config.json"
     elif not isinstance(found, dict) or not isinstance(wanted, dict):
         yield f"{key} ({found}, now {wanted})"
-    elif key == "choices":
+    elif key == "recipe":
         changed = [name for name in wanted if found.get(name) != wanted[name]]
         yield ", ".join(f"{name} ({found.get(name)}, now {wanted[name]})" for name in changed)
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from glm5_ascend.checkpoint import DTYPE_BYTES, TensorSpec, tensor_bytes
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.quant.recipe import Choices, Step, recycled_step, steps
+from glm5_ascend.quant.recipe import Recipe, Step, recycled_step, steps
 
 ROT_FILE = "rot.safetensors"
 # Files of at most 4 GiB; small checkpoints are still cut, so that they resume and use workers.
@@ -38,9 +38,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every file of weights of one output, a function of configuration and choices alone."""
+    """Every file of weights of one output, a function of configuration and recipe alone."""
 
-    choices: Choices
+    recipe: Recipe
     shards: tuple[Shard, ...]
 
     @property
@@ -50,7 +50,7 @@ class Plan:
         A plain unrotated output does not. A rotated one does even if all of it is float: only
         that path multiplies the MTP layer's input state with ``rot.weight``.
         """
-        return self.choices.scheme != "none" or self.choices.rotate
+        return not self.recipe.is_float or self.recipe.rotate
 
     @property
     def nbytes(self) -> int:
@@ -62,42 +62,43 @@ class Plan:
         return {name: shard.file for shard in self.shards for name in shard.tensors()}
 
     def digest(self) -> str:
-        """SHA-256 over file names, tensors and how each is made."""
-        state = hashlib.sha256()
+        """SHA-256 over recipe, file names, tensors and how each is made."""
+        state = hashlib.sha256(json.dumps(self.recipe.as_dict(), sort_keys=True).encode())
         for shard in self.shards:
             for step in shard.steps:
                 stored = [(n, s.shape, s.dtype) for n, s in step.stored.items()]
-                row = (shard.file, step.source, step.action, repr(step.fold), stored)
+                made = (step.action, step.scheme, step.rounding, repr(step.fold))
+                row = (shard.file, step.source, *made, stored)
                 state.update(json.dumps(row).encode())
         return state.hexdigest()
 
 
-def make_plan(config: Glm5Config, choices: Choices, shard_bytes: int | None = None) -> Plan:
+def make_plan(config: Glm5Config, recipe: Recipe, shard_bytes: int | None = None) -> Plan:
     """Cut the steps of a model into files.
 
     Args:
         config: the source model.
-        choices: what the user wants.
+        recipe: what the user wants.
         shard_bytes: limit of one file's tensor data; a single step may exceed it.
 
     Raises:
-        ConfigError: a dimension that the choices cannot handle.
+        ConfigError: a rule or a dimension that does not fit the model.
     """
-    everything = list(steps(config, choices))
+    everything = list(steps(config, recipe))
     if shard_bytes is None:
         total = sum(_step_bytes(step) for step in everything)
         shard_bytes = min(_LARGEST_SHARD, max(_SMALLEST_SHARD, total // _PIECES))
     groups = _cut(everything, shard_bytes)
-    stem = "model" if choices.scheme == "none" else "quant_model_weights"
+    stem = "model" if recipe.is_float else "quant_model_weights"
     shards = [
         Shard(f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors", tuple(group))
         for number, group in enumerate(groups, start=1)
     ]
-    if choices.rotate:
-        shards.append(Shard(ROT_FILE, (recycled_step(config, choices),)))
+    if recipe.rotate:
+        shards.append(Shard(ROT_FILE, (recycled_step(config, recipe),)))
     for shard in shards:
         _require_alignment(shard)
-    return Plan(choices, tuple(shards))
+    return Plan(recipe, tuple(shards))
 
 
 def _cut(everything: Iterable[Step], limit: int) -> list[list[Step]]:

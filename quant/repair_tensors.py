@@ -12,9 +12,10 @@ from glm5_ascend.checkpoint import TensorSpec
 from glm5_ascend.quant.convert import as_bytes, convert, read_matrix
 from glm5_ascend.quant.folding import fold_of
 from glm5_ascend.quant.packing import unpack_rows
-from glm5_ascend.quant.recipe import Choices, DtypeName, Step, recycled_step, steps
+from glm5_ascend.quant.recipe import DtypeName, Recipe, Rule, Step, recycled_step, steps
 from glm5_ascend.quant.repair_draft import Bytes, Draft, NewTensor
 from glm5_ascend.quant.rotation import on_columns, recycled_state
+from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.verify_source import Comparison
 from glm5_ascend.quant.verify_values import Codes, Values, expected_bias
 from glm5_ascend.verify.folder import Folder
@@ -122,11 +123,13 @@ def mtp_layer(draft: Draft) -> dict[str, NewTensor] | str:
     if not reader.config.num_nextn_predict_layers:
         return "the source has no MTP layer either"
     dtype: DtypeName = "float32" if reader.config.dtype == "float32" else "bfloat16"
-    choices = Choices("w8a8", rotated, dtype, "float")
+    # Quantised elsewhere, so that the MTP layer comes with its own embedding and head.
+    rules = (Rule(("*",), Scheme.W8A8_DYNAMIC),)
+    recipe = Recipe("repair", rules, rotate=rotated, dtype=dtype, mtp="float")
     prefix = f"model.layers.{reader.config.num_hidden_layers}."
-    wanted = [step for step in steps(reader.config, choices) if step.name.startswith(prefix)]
+    wanted = [step for step in steps(reader.config, recipe) if step.name.startswith(prefix)]
     if rotated and ROTATION not in draft.folder.tensors:
-        wanted.append(recycled_step(reader.config, choices))
+        wanted.append(recycled_step(reader.config, recipe))
     return {
         step.name: NewTensor(step.stored[step.name], _converted(comparison, step))
         for step in wanted

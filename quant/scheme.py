@@ -16,6 +16,7 @@ class Scheme(StrEnum):
     """How one matrix is stored; values are the strings of ``quant_model_description.json``."""
 
     FLOAT = "FLOAT"
+    W8A8 = "W8A8"
     W8A8_DYNAMIC = "W8A8_DYNAMIC"
     W4A8_DYNAMIC = "W4A8_DYNAMIC"
 
@@ -37,8 +38,15 @@ def stored_tensors(
     module = weight.removesuffix(".weight")
     column = TensorSpec((out, 1), "F32")
     tensors = {f"{module}.weight_scale": column, f"{module}.weight_offset": column}
-    if scheme is Scheme.W8A8_DYNAMIC:
+    if scheme in (Scheme.W8A8, Scheme.W8A8_DYNAMIC):
         _require(weight, inner % 4 == 0, f"an input size that is a multiple of 4, got {inner}")
+        if scheme is Scheme.W8A8:
+            tensors |= {
+                f"{module}.deq_scale": TensorSpec((out,), "F32"),
+                f"{module}.quant_bias": TensorSpec((out,), "I32"),
+                f"{module}.input_scale": TensorSpec((1,), "F32"),
+                f"{module}.input_offset": TensorSpec((1,), "F32"),
+            }
         return {**tensors, weight: TensorSpec(shape, "I8")}
     # Two codes per byte along `out`, read back as 32-bit words after a transpose.
     # int8 only needs multiples of 4, of this matrix' output too: a neighbour reads it.

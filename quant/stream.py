@@ -12,19 +12,22 @@ from pathlib import Path
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
 from glm5_ascend.checkpoint_writer import write_bytes
 from glm5_ascend.console import note, progress
+from glm5_ascend.engine_releases import Release
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
 from glm5_ascend.quant.files import names_in, refusals, sha256_of
 from glm5_ascend.quant.identity import describe_job, require_unchanged
 from glm5_ascend.quant.journal import JOURNAL, Journal, write_manifest
 from glm5_ascend.quant.plan import Plan, make_plan
-from glm5_ascend.quant.recipe import Choices
+from glm5_ascend.quant.planned import require_loadable
+from glm5_ascend.quant.recipe import Recipe
 from glm5_ascend.quant.rotation import rotations
+from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
 from glm5_ascend.quant.workers import Job, write_files
 
 
 def prepare(
-    source: Path, choices: Choices, shard_bytes: int | None
+    source: Path, recipe: Recipe, shard_bytes: int | None, release: Release | None = None
 ) -> tuple[Plan, dict[str, bytes], Journal]:
     """Read and check the source and decide everything; writes nothing.
 
@@ -33,17 +36,18 @@ def prepare(
         directory yet.
 
     Raises:
-        Glm5Error: the source is at fault, or the choices do not fit the model.
+        Glm5Error: the source is at fault, or the recipe does not fit the model.
     """
     refuse_quantised(source)
     with CheckpointReader(source) as reader:
         config = reader.config
         reader.check_inventory(expected_tensors(config))
-        plan = make_plan(config, choices, shard_bytes)
-        if choices.rotate:
+        plan = make_plan(config, recipe, shard_bytes)
+        if recipe.rotate:
             rotations(config)
         copied = companions(source)
         texts = text_files(source, plan, copied)
+        require_loadable(plan, texts, release)
         files = [*(shard.file for shard in plan.shards), *texts]
         return plan, texts, Journal(Path(), describe_job(reader, plan, copied), files)
 
@@ -57,15 +61,21 @@ def refuse_quantised(source: Path) -> None:
         )
 
 
-def write_weights(source: Path, plan: Plan, journal: Journal, workers: int) -> None:
+def write_weights(
+    source: Path,
+    plan: Plan,
+    journal: Journal,
+    workers: int,
+    solutions: Solutions = NO_SOLUTIONS,
+) -> None:
     """Write every file of weights that the journal does not list yet."""
     left = [shard for shard in plan.shards if shard.file not in journal.done]
     if not left:
         note(f"all {len(plan.shards)} files of weights are complete")
         return
-    job = Job(source, journal.directory, plan.choices.rotate)
-    scheme = plan.choices.scheme
-    title = "converting" if scheme == "none" else f"quantising to {scheme}"
+    job = Job(source, journal.directory, plan.recipe.rotate, solutions)
+    name = plan.recipe.name
+    title = "converting" if plan.recipe.is_float else f"quantising to {name}"
     with progress(title, sum(shard.nbytes for shard in left)) as advance:
         write_files(
             job, left, workers, advance, lambda shard, record: journal.record(shard.file, record)

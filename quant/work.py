@@ -13,6 +13,7 @@ from glm5_ascend.quant.files import refusals
 from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
 from glm5_ascend.quant.rotation import Orthogonal
+from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
 
 Advance = Callable[[int], None]
 
@@ -26,6 +27,7 @@ def write_file(
     matrices: Mapping[str, Orthogonal],
     directory: Path,
     advance: Advance,
+    solutions: Solutions = NO_SOLUTIONS,
 ) -> FileRecord:
     """Write ``shard`` into ``directory`` and return its size and SHA-256.
 
@@ -35,6 +37,7 @@ def write_file(
         matrices: rotations by name.
         directory: the destination.
         advance: called with the bytes of each tensor once it is written.
+        solutions: what a calibration found.
 
     Raises:
         CheckpointError: NaN or infinity in the source, or the file reads back differently.
@@ -43,7 +46,7 @@ def write_file(
 
     def data() -> Iterator[tuple[str, memoryview]]:
         for step in shard.steps:
-            for name, chunk in convert(reader, step, matrices):
+            for name, chunk in convert(reader, step, matrices, solutions):
                 written.update(chunk)
                 yield name, chunk
                 advance(chunk.nbytes)

@@ -25,6 +25,7 @@ from glm5_ascend.errors import ChildFailed, Glm5Error
 from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
 from glm5_ascend.quant.rotation import Orthogonal, rotations
+from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
 from glm5_ascend.quant.work import Advance, write_file
 
 _PR_SET_PDEATHSIG = 1
@@ -34,11 +35,15 @@ Finished = Callable[[Shard, FileRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker needs to know: where to read, where to write, whether to rotate."""
+    """What a worker needs to know: where to read, where to write, whether to rotate.
+
+    ``solutions`` are pickled for worker processes, so they hold paths rather than tensors.
+    """
 
     source: Path
     destination: Path
     rotate: bool
+    solutions: Solutions = NO_SOLUTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def write_files(
     """Write ``shards``, calling ``finished`` after each file is complete on disk.
 
     Args:
-        job: directories and rotation.
+        job: directories, rotation and solutions.
         shards: files still to write.
         workers: processes; 1 works in this one.
         advance: called with bytes done.
@@ -69,7 +74,10 @@ def write_files(
         with CheckpointReader(job.source) as reader, one_thread():
             matrices = _matrices(reader, job)
             for shard in shards:
-                finished(shard, write_file(reader, shard, matrices, job.destination, advance))
+                record = write_file(
+                    reader, shard, matrices, job.destination, advance, job.solutions
+                )
+                finished(shard, record)
         return
     _Pool(job, shards, min(workers, len(shards)), advance, finished).run()
 
@@ -160,7 +168,9 @@ def _serve(connection: Connection, job: Job) -> None:
             matrices = _matrices(reader, job)
             while True:
                 shard = connection.recv()
-                record = write_file(reader, shard, matrices, job.destination, connection.send)
+                record = write_file(
+                    reader, shard, matrices, job.destination, connection.send, job.solutions
+                )
                 connection.send(record)
     except (EOFError, ConnectionError):
         return

@@ -35,7 +35,11 @@ def check_headers(directory: Path, release: Release | None = None) -> list[Findi
 
 def examine(directory: Path) -> tuple[Folder, Glm5Config | None, dict[str, str | None]]:
     """The folder with its conditions, what configuration and schemes its tensors are of."""
-    folder = read_folder(directory)
+    return examine_folder(read_folder(directory))
+
+
+def examine_folder(folder: Folder) -> tuple[Folder, Glm5Config | None, dict[str, str | None]]:
+    """As :func:`examine`, of a folder that is read or planned."""
     _check_indexes(folder)
     config = resolve_config(folder)
     if config is None:

@@ -15,7 +15,7 @@ from glm5_ascend.files import DESCRIPTION_FILE, JOURNAL_FILE, open_regular, pres
 from glm5_ascend.verify.findings import Condition
 
 INDEX = "model.safetensors.index.json"
-_INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def read_folder(directory: Path) -> Folder:
         folder.files = list_files(directory)
     for file in folder.files:
         _read_tensors(folder, file)
-    for file in sorted(directory.glob(f"*{_INDEX_SUFFIX}")):
+    for file in sorted(directory.glob(f"*{INDEX_SUFFIX}")):
         _read_index(folder, file)
     folder.raw_config = read_json_object(directory / "config.json")
     if present(directory / DESCRIPTION_FILE):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from glm5_ascend.errors import CheckpointError, ExitCode
 from glm5_ascend.quant import dry_run
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.plan import make_plan
-from glm5_ascend.quant.recipe import Choices
+from glm5_ascend.quant.recipe_file import preset
 from tests.quant.conftest import contents, quantize, tensors_of
 from tests.support.header_only import glm5_specs, write_headers
 from tests.support.tiny_config import tiny_config
@@ -87,9 +88,9 @@ def test_fp8_and_bf16_sources_give_the_same(planned: dict[str, dry_run.DryRun]) 
 def test_other_choices_of_a_release(planned: dict[str, dry_run.DryRun]) -> None:
     raw = json.loads((CONFIGS / "GLM-5.2.json").read_text())
     config = Glm5Config.from_dict(raw, source="GLM-5.2")
-    int8 = make_plan(config, Choices("w8a8", True, "bfloat16", "w8"))
+    int8 = make_plan(config, preset("w8a8"))
     assert 755e9 < int8.nbytes < 765e9
-    float_mtp = make_plan(config, Choices("w4a8", True, "bfloat16", "float"))
+    float_mtp = make_plan(config, replace(preset("w4a8"), mtp="float"))
     # 9.66 billion weights of the MTP layer's experts, and some linears, in two bytes or in one.
     assert 9.5e9 < float_mtp.nbytes - planned["GLM-5.2"].output_bytes < 10.5e9
 

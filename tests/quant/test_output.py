@@ -48,7 +48,7 @@ def wanted_scheme(module: str, experts: str, *, layers: int = 4, mtp: str = "w8"
 
 @pytest.mark.parametrize(
     ("scheme", "experts", "mtp"),
-    [("w4a8", "W4A8_DYNAMIC", "w8"), ("w8a8", "W8A8_DYNAMIC", "float"), ("none", "FLOAT", "w8")],
+    [("w4a8", "W4A8_DYNAMIC", "w8"), ("w8a8", "W8A8_DYNAMIC", "float"), ("none", "FLOAT", "rules")],
 )
 def test_description_index_and_files_agree(
     source: Path, tmp_path: Path, scheme: str, experts: str, mtp: str

@@ -12,7 +12,7 @@ import pytest
 from glm5_ascend.checkpoint import expected_tensors
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant.plan import Plan, make_plan
-from glm5_ascend.quant.recipe import Choices
+from glm5_ascend.quant.recipe_file import preset
 from tests.support.tiny_model import tiny_config
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -43,14 +43,14 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 def test_w4a8_of_the_full_model() -> None:
     model = config("GLM-5.2")
-    plan = make_plan(model, Choices("w4a8", True, "bfloat16", "w8"))
+    plan = make_plan(model, preset("w4a8"))
     sizes = source_bytes(plan)
     # int4 codes; scale and offset of each row; scale_bias [inter, 1] twice and [hidden, 16].
     codes = 3 * HIDDEN * INNER // 2
     scales = 8 * (2 * INNER + HIDDEN) + 4 * (2 * INNER + 16 * HIDDEN)
     assert sizes["W4A8_DYNAMIC"] == MOE_LAYERS * EXPERTS * (codes + scales)
     # The int8 MTP layer saves 9.8 GB against a float one.
-    float_mtp = make_plan(model, Choices("w4a8", True, "bfloat16", "float"))
+    float_mtp = make_plan(model, replace(preset("w4a8"), mtp="float"))
     assert 9.8e9 < float_mtp.nbytes - plan.nbytes < 9.9e9
     assert (
         float_mtp.nbytes == sum(source_bytes(float_mtp).values()) == pytest.approx(418e9, rel=1e-3)
@@ -62,7 +62,7 @@ def test_w4a8_of_the_full_model() -> None:
 @pytest.mark.parametrize("name", ["GLM-5", "GLM-5.3"])
 def test_every_source_tensor_is_used_once(name: str) -> None:
     model = config(name)
-    plan = make_plan(model, Choices("w8a8", True, "bfloat16", "w8"))
+    plan = make_plan(model, preset("w8a8"))
     used = Counter(step.source for shard in plan.shards for step in shard.steps)
     wanted = Counter({n for n in expected_tensors(model) if not n.endswith("_scale_inv")})
     # The MTP layer's copies, and rot.weight from the final norm.
@@ -72,13 +72,13 @@ def test_every_source_tensor_is_used_once(name: str) -> None:
 
 
 def test_plain_output_is_as_large_as_the_release() -> None:
-    plan = make_plan(config("GLM-5.2"), Choices("none", False, "bfloat16", "w8"))
+    plan = make_plan(config("GLM-5.2"), replace(preset("none"), rotate=False))
     assert plan.nbytes == 1_506_659_919_872
     assert len(plan.weight_map()) == 59_585
 
 
 def test_the_plan_depends_on_nothing_else() -> None:
-    choices = Choices("w4a8", True, "bfloat16", "w8")
+    choices = preset("w4a8")
     model = Glm5Config.from_dict(tiny_config(), source="tiny")
     first, second = (make_plan(model, choices) for _ in range(2))
     assert first.digest() == second.digest()

@@ -21,7 +21,7 @@ from glm5_ascend.errors import CheckpointError, ChildFailed
 from glm5_ascend.quant import work, workers
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.journal import JOURNAL, MANIFEST
-from glm5_ascend.quant.recipe import Choices
+from glm5_ascend.quant.recipe_file import preset
 from glm5_ascend.quant.stream import prepare
 from tests.quant import killed_runs
 from tests.quant.conftest import contents, json_of
@@ -222,7 +222,7 @@ def test_a_worker_killed_by_the_system(
 
 
 def test_workers_killed_before_their_first_file(source: Path, tmp_path: Path) -> None:
-    plan, _, _ = prepare(source, Choices("w4a8", True, "bfloat16", "w8"), SHARD_BYTES)
+    plan, _, _ = prepare(source, preset("w4a8"), SHARD_BYTES)
     job = workers.Job(source, tmp_path, rotate=True)
     pool = workers._Pool(job, plan.shards, 2, lambda nbytes: None, lambda shard, record: None)
     for process in active_children():

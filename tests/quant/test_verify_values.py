@@ -288,7 +288,7 @@ def test_copies(case: str, w4a8: Path, tmp_path: Path) -> None:
 
 def test_manifest_says_what_was_made_from_what(w4a8: Path, source: Path) -> None:
     document = json.loads((w4a8 / "quantize_manifest.json").read_text())
-    assert document["choices"]["scheme"] == "w4a8"
+    assert document["recipe"]["name"] == "w4a8"
     assert document["seed"] == 1234
     assert document["tool"].startswith("glm5-ascend ")
     assert set(document["sources"]) == {file.name for file in source.glob("*.safetensors")}
