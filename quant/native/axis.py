@@ -24,26 +24,32 @@ class KernelAxis:
         segments: int64 [count, 5]: offset, width, order of Paley's matrix, block, shift.
         factors: float32 [size] that the elements are multiplied with first, or None.
         again: float32 [block] before the second rotation of a shifted segment, or None.
+        after: float32 [size] that the elements are multiplied with last, or None.
     """
 
     segments: NDArray[np.int64]
     factors: Tensor | None
     again: Tensor | None
+    after: Tensor | None
 
 
 def kernel_axis(
-    axis: Axis | None, matrices: Mapping[str, Orthogonal], factors: Tensor | None
+    axis: Axis | None,
+    matrices: Mapping[str, Orthogonal],
+    factors: Tensor | None = None,
+    after: Tensor | None = None,
 ) -> KernelAxis:
-    """Lay out ``axis`` after a multiplication with ``factors``, float64 [size] or None.
+    """Lay out ``axis`` between multiplications with ``factors`` and ``after``, float64 [size].
 
     Random signs and the norm 1/√n join the factors in float64, which are rounded to float32 once.
 
     Raises:
         NoKernel: a matrix that is known by its action only, or two shifted ones that differ.
     """
+    last = None if after is None else after.float()
     if axis is None:
         none = np.empty((0, 5), dtype=np.int64)
-        return KernelAxis(none, None if factors is None else factors.float(), None)
+        return KernelAxis(none, None if factors is None else factors.float(), None, last)
     everything = torch.ones(axis.size, dtype=torch.float64) if factors is None else factors.clone()
     rows: list[tuple[int, int, int, int, int]] = []
     again: Tensor | None = None
@@ -60,7 +66,7 @@ def kernel_axis(
                 again = signs.float()
         offset += width
     segments = np.array(_joined(rows), dtype=np.int64).reshape(-1, 5)
-    return KernelAxis(segments, everything.float(), again)
+    return KernelAxis(segments, everything.float(), again, last)
 
 
 def _form(matrix: Orthogonal) -> Form:

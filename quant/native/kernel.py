@@ -14,16 +14,16 @@ from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.native import address, check, library
 from glm5_ascend.quant.native.axis import KernelAxis
 from glm5_ascend.quant.native.errors import HINT
-from glm5_ascend.quant.scheme import Scheme
 
 _HOME = Path(__file__).resolve().parent.parent
 _SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 5}
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, Scheme.W8A8_DYNAMIC: 2, Scheme.W4A8_DYNAMIC: 3}
+_FLOATS = {torch.float32: 0, torch.bfloat16: 1}
+_INTEGERS = {8: 2, 4: 3}
 _NOT_FINITE = 3
 _TYPES = (
     *(c_int, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64),
-    *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
-    *(c_int, c_void_p, c_void_p, c_void_p, c_int64),
+    *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p) * 2,
+    *(c_int, c_int, c_void_p, c_void_p, c_void_p, c_int64),
 )
 
 
@@ -68,18 +68,25 @@ def require_kernels() -> None:
 
 
 def fold(
-    source: Source, columns: KernelAxis, rows: KernelAxis, scheme: Scheme, slices: int = 1
+    source: Source,
+    columns: KernelAxis,
+    rows: KernelAxis,
+    bits: int,
+    *,
+    search: bool = True,
+    slices: int = 1,
 ) -> Rounded:
-    """Fold ``source`` along both axes in float32, search scales and round.
+    """Fold ``source`` along both axes in float32, find scales and round.
 
-    The same bits on every processor and for every number of threads; README.md gives the order of
-    all sums.
+    The same bits on every processor and for every number of threads; ``quant/README.md`` gives the
+    order of all sums.
 
     Args:
         source: the matrix W.
-        columns: what acts on the input side, W ← W · diag(factors) · R.
-        rows: on the output side, W ← Rᵀ · diag(factors) · W.
-        scheme: W8A8_DYNAMIC or W4A8_DYNAMIC.
+        columns: what acts on the input side, W ← W · diag(factors) · R · diag(after).
+        rows: on the output side, W ← diag(after) · Rᵀ · diag(factors) · W.
+        bits: 8, with scales that are exact in bfloat16, or 4, packed, ``out`` even.
+        search: look for the scale of least squared error; else the one that clips nothing.
         slices: columns of int4's ``bias``, partial sums over equal slices of ``in``.
 
     Raises:
@@ -87,11 +94,11 @@ def fold(
         BackendUnavailable: see :func:`require_kernels`.
     """
     out, inner = source.values.shape
-    is_int4 = scheme is Scheme.W4A8_DYNAMIC
-    codes = torch.empty(out // 2 if is_int4 else out, inner, dtype=torch.int8)
+    codes = torch.empty(out // 2 if bits == 4 else out, inner, dtype=torch.int8)
     scale = torch.empty(out, 1)
-    bias = torch.empty(out, slices) if is_int4 else None
-    _call(source, columns, rows, _KINDS[scheme], codes, scale, bias, slices)
+    bias = torch.empty(out, slices) if bits == 4 else None
+    to = (_INTEGERS[bits], int(search), codes.data_ptr(), scale.data_ptr(), address(bias), slices)
+    _call(source, columns, rows, to)
     return Rounded(codes, scale, bias)
 
 
@@ -103,20 +110,11 @@ def fold_float(source: Source, columns: KernelAxis, rows: KernelAxis, dtype: tor
         BackendUnavailable: see :func:`require_kernels`.
     """
     result = torch.empty(source.values.shape, dtype=dtype)
-    _call(source, columns, rows, _KINDS[dtype], result, None, None, 1)
+    _call(source, columns, rows, (_FLOATS[dtype], 0, result.data_ptr(), 0, 0, 1))
     return result
 
 
-def _call(
-    source: Source,
-    columns: KernelAxis,
-    rows: KernelAxis,
-    kind: int,
-    out: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    slices: int,
-) -> None:
+def _call(source: Source, columns: KernelAxis, rows: KernelAxis, to: tuple[int, ...]) -> None:
     values, scales = source.values, source.scales
     if values.dim() != 2 or not values.is_contiguous() or values.numel() == 0:
         raise ValueError(f"a contiguous matrix, got {tuple(values.shape)}")
@@ -127,22 +125,19 @@ def _call(
         *(_SOURCES[values.dtype], values.data_ptr(), *values.shape, address(scales), *source.block),
         *_axis(columns, values.shape[1]),
         *_axis(rows, values.shape[0]),
-        *(kind, out.data_ptr(), address(scale), address(bias), slices),
+        *to,
     )
     if code == _NOT_FINITE:
         raise NotFinite
     check(code, "quantize")
 
 
-def _axis(axis: KernelAxis, size: int) -> tuple[int, int, int, int]:
-    if axis.factors is not None and axis.factors.shape != (size,):
-        raise ValueError(f"{tuple(axis.factors.shape)} factors for an axis of {size}")
-    return (
-        axis.segments.ctypes.data,
-        len(axis.segments),
-        address(axis.factors),
-        address(axis.again),
-    )
+def _axis(axis: KernelAxis, size: int) -> tuple[int, ...]:
+    for vector in (axis.factors, axis.after):
+        if vector is not None and vector.shape != (size,):
+            raise ValueError(f"{tuple(vector.shape)} factors for an axis of {size}")
+    vectors = (axis.factors, axis.again, axis.after)
+    return (axis.segments.ctypes.data, len(axis.segments), *map(address, vectors))
 
 
 def _library() -> ctypes.CDLL:

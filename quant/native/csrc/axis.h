@@ -16,6 +16,7 @@ struct Axis {
   int64_t count;
   const float* factors;  // [size], before the rotation; null: ones
   const float* again;    // [block] of a shifted segment, before its second rotation
+  const float* after;    // [size], after all rotations; null: ones
 };
 
 // Rotates a row; `room` for as many elements.

@@ -20,6 +20,7 @@ constexpr int64_t PANEL = 128;
 
 struct Output {
   int kind;
+  bool search;   // else the scale that clips nothing
   void* data;    // [rows][columns], INT4: [rows / 2][columns]
   float* scale;  // [rows]
   float* bias;   // [rows][slices], INT4
@@ -69,9 +70,13 @@ void sum_codes(const int8_t* codes, int64_t n, float scale, int64_t slices, floa
 }
 
 // Writes row `index`, whose padding is zero.
-void finish(Work& work, int64_t index, const float* x, const Rows& rows, int8_t* codes) {
+void finish(Work& work, int64_t index, float* x, const Rows& rows, int8_t* codes) {
   const Output& out = work.out;
   const int64_t n = work.source.columns;
+  if (work.columns.after != nullptr)
+    for (int64_t i = 0; i < n; i++) x[i] *= work.columns.after[i];
+  if (work.rows.after != nullptr)
+    for (int64_t i = 0; i < n; i++) x[i] *= work.rows.after[index];
   if (out.kind == AS_F32) {
     std::memcpy(static_cast<float*>(out.data) + index * n, x, size_t(n) * sizeof(float));
   } else if (out.kind == AS_BF16) {
@@ -80,17 +85,17 @@ void finish(Work& work, int64_t index, const float* x, const Rows& rows, int8_t*
     for (; i + W <= n; i += W) store(to + i, load(x + i));
     if (i < n) store_part(to + i, load(x + i), int(n - i));
   } else if (out.kind == INT8) {
-    out.scale[index] = round_row<8>(x, n, rows.words, codes);
+    out.scale[index] = round_row<8>(x, n, out.search, rows.words, codes);
     std::memcpy(static_cast<int8_t*>(out.data) + index * n, codes, size_t(n));
   } else {
-    const float scale = round_row<4>(x, n, rows.words, codes);
+    const float scale = round_row<4>(x, n, out.search, rows.words, codes);
     out.scale[index] = scale;
     sum_codes(codes, n, scale, out.slices, out.bias + index * out.slices);
   }
 }
 
 // Writes rows `index` and `index` + 1, the latter only where there is one.
-void finish_pair(Work& work, int64_t index, const float* x, int64_t apart, bool both,
+void finish_pair(Work& work, int64_t index, float* x, int64_t apart, bool both,
                  const Rows& rows) {
   const int64_t n = work.source.columns;
   int8_t* const odd = rows.codes + padded(n);
@@ -248,8 +253,8 @@ void by_columns(Work& work) {
   work.stride = padded(work.source.columns) + STRIP;
   work.matrix = scratch<float>(0, size_t(rows * work.stride));
   if (work.matrix == nullptr) return work.fail(NO_MEMORY);
-  const Segment& only = work.rows.segments[0];
-  const bool direct = work.columns.count == 0 && work.rows.count == 1 && only.width == rows;
+  const bool direct = work.columns.count == 0 && work.rows.count == 1 &&
+                      work.rows.segments[0].width == rows;
   if (!direct) fill(work);
   int64_t done = 0;
   for (int64_t s = 0; s < work.rows.count; s++) {
@@ -286,16 +291,17 @@ bool supported(const Axis& axis, int64_t size, bool in_pairs) {
 // Folds and stores one matrix [rows][columns].
 //
 // `source_type` is BF16, F32 or F8 (with `scales`, one per block of high x wide). An axis is `count`
-// segments of (offset, width, order, block, shift), `factors` and `again`; see axis.h. `kind` is the
+// segments of (offset, width, order, block, shift), with three vectors as in axis.h. `kind` is the
 // form of `out`: 0 F32, 1 BF16, 2 int8 with `scale` [rows], 3 int4 in pairs of rows with `scale` and
-// `bias` [rows][slices]. Returns NOT_FINITE where the source holds NaN or infinity.
+// `bias` [rows][slices]. `search` looks for the best scale. Returns NOT_FINITE where the source holds
+// NaN or infinity.
 G5_EXPORT int g5_fold(int source_type, const void* source, int64_t rows, int64_t columns,
                       const float* scales, int64_t high, int64_t wide,
                       const int64_t* column_segments, int64_t column_count,
                       const float* column_factors, const float* column_again,
-                      const int64_t* row_segments, int64_t row_count, const float* row_factors,
-                      const float* row_again, int kind, void* out, float* scale, float* bias,
-                      int64_t slices) {
+                      const float* column_after, const int64_t* row_segments, int64_t row_count,
+                      const float* row_factors, const float* row_again, const float* row_after,
+                      int kind, int search, void* out, float* scale, float* bias, int64_t slices) {
   using namespace g5;
   if (source_type != F32 && source_type != BF16 && source_type != F8) return UNSUPPORTED;
   if (rows < 1 || columns < 1 || kind < AS_F32 || kind > INT4) return UNSUPPORTED;
@@ -305,12 +311,13 @@ G5_EXPORT int g5_fold(int source_type, const void* source, int64_t rows, int64_t
   Work work;
   work.source = {source_type, source, rows, columns, scales, high, wide};
   work.columns = {reinterpret_cast<const Segment*>(column_segments), column_count, column_factors,
-                  column_again};
-  work.rows = {reinterpret_cast<const Segment*>(row_segments), row_count, row_factors, row_again};
-  work.out = {kind, out, scale, bias, slices};
+                  column_again, column_after};
+  work.rows = {reinterpret_cast<const Segment*>(row_segments), row_count, row_factors, row_again,
+               row_after};
+  work.out = {kind, search != 0, out, scale, bias, slices};
   if (!supported(work.columns, columns, false) || !supported(work.rows, rows, true))
     return UNSUPPORTED;
-  if (row_count == 0)
+  if (row_count == 0 && row_factors == nullptr)
     by_rows(work);
   else
     by_columns(work);

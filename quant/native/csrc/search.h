@@ -135,7 +135,7 @@ void to_codes(const float* x, int64_t n, float scale, int8_t* codes) {
 // Scale and codes of x[n], which zeros follow up to the padding, as do the codes; `w` is room for as
 // many words. A row that is not finite gets its largest magnitude as scale, and zeros.
 template <int BITS>
-float round_row(const float* x, int64_t n, int16_t* w, int8_t* codes) {
+float round_row(const float* x, int64_t n, bool search, int16_t* w, int8_t* codes) {
   F low{}, high{};
   I top{};
   for (int64_t i = 0; i < padded(n); i += W) {
@@ -152,18 +152,20 @@ float round_row(const float* x, int64_t n, int16_t* w, int8_t* codes) {
   }
   const float above = max_of(high) / float(Format<BITS>::HIGH);
   const float below = max_of(-low) / float(-Format<BITS>::LOW);
-  const float base = above > below ? above : below;
+  const float base = !search ? magnitude / float(Format<BITS>::HIGH) : above > below ? above : below;
   if (base <= SMALLEST_SCALE) {
     std::memset(codes, 0, size_t(padded(n)));
     return 1.0f;
   }
-  to_words(x, n, magnitude, w);
-  const double unit = double(magnitude) / TOP;
   float scale;
-  if (BITS == 4)
-    scale = float(fitted_scale(w, padded(n), double(base) / unit) * unit);
-  else
-    scale = fitted_bf16(w, padded(n), unit, base);
+  if (search) {
+    const double unit = double(magnitude) / TOP;
+    to_words(x, n, magnitude, w);
+    scale = BITS == 4 ? float(fitted_scale(w, padded(n), double(base) / unit) * unit)
+                      : fitted_bf16(w, padded(n), unit, base);
+  } else {
+    scale = BITS == 8 ? to_f32(to_bf16(base)) : base;
+  }
   to_codes<BITS>(x, n, scale, codes);
   return scale;
 }
