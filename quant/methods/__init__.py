@@ -1,0 +1,1 @@
+"""Calibrated accuracy methods: pure functions on tensors in the folded, rotated basis."""

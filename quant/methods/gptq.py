@@ -1,0 +1,129 @@
+"""GPTQ for one symmetric scale per output channel, int4 or int8.
+
+Columns are rounded one after the other; before column j is rounded, the error of the columns
+before it is fed back: ``t_j = w_j + Σ_{i<j} (w_i - ŵ_i) U_ij``, ``ŵ_j = s · clip(round(t_j / s))``
+with ``H = (I + U) D (I + U)ᵀ`` (:mod:`.hessian`). The loss of a row is then exactly
+``Σ_j D_j (t_j - ŵ_j)²``, which is also what the scale is chosen by and refitted to. Frantar et al.,
+"GPTQ" (2022) in the form of Chee et al., "QuIP" (2023). Nothing is inverted: a row of K weights
+costs K² products instead of 2 K², and the factor K³/3 instead of 4 K³/3.
+
+Products are float32 and blocked, the factor is float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glm5_ascend.quant.methods.grid import SMALLEST_SCALE, Grid
+from glm5_ascend.quant.methods.hessian import Factor
+from glm5_ascend.quant.methods.scales import weighted_scale
+
+_BLOCK = 256
+_INNER = 32
+# Weights that the innermost loop works on: _INNER rows of error of so many channels stay in L2.
+_CHANNELS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A rounded matrix.
+
+    Attributes:
+        codes: int8 [out, in].
+        scale: float32 [out, 1], exact in what the engine stores.
+        loss: float64 [out], ``(w - s q) (H + λI) (w - s q)ᵀ``; without Hessian Σ (w - s q)².
+        calibrated: False where there was no usable Hessian and the result is data-free.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    loss: Tensor
+    calibrated: bool
+
+
+def gptq(
+    weight: Tensor,
+    factor: Factor | None,
+    grid: Grid,
+    *,
+    scale: Tensor | None = None,
+    refit: bool = True,
+) -> Rounded:
+    """Round ``weight`` so that its outputs change least on the inputs behind ``factor``.
+
+    Args:
+        weight: [out, in] float32, finite.
+        factor: of the inputs' Hessian; None rounds to nearest with the best data-free scale.
+        grid: codes and scales.
+        scale: float32 [out, 1]; None searches the one of the smallest pivot-weighted error.
+        refit: after rounding, replace each scale by the least-squares one for its codes where
+            that lowers the loss.
+
+    Returns:
+        Codes in the order of ``weight``'s columns; never NaN.
+    """
+    if factor is None:
+        chosen = weighted_scale(weight, None, grid) if scale is None else scale
+        codes = grid.codes(weight, chosen)
+        loss = (weight - codes * chosen).double().square().sum(1)
+        return Rounded(codes.to(torch.int8), chosen, loss, calibrated=False)
+    columns = weight.float()[:, factor.order]
+    if scale is None:
+        scale = weighted_scale(columns, factor.pivots, grid)
+    codes = torch.empty_like(columns)
+    residual = torch.empty_like(columns)
+    for start in range(0, columns.shape[0], _CHANNELS):
+        part = slice(start, start + _CHANNELS)
+        codes[part], residual[part] = _round(columns[part], factor, scale[part], grid)
+    if refit:
+        scale, residual = _refit(codes, residual, scale, factor, grid)
+    loss = (residual.double().square() * factor.pivots.double()).sum(1)
+    stored = torch.empty(codes.shape, dtype=torch.int8)
+    stored[:, factor.order] = codes.to(torch.int8)
+    return Rounded(stored, scale, loss, calibrated=True)
+
+
+def _round(columns: Tensor, factor: Factor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Codes and ``t - ŵ`` as float32 [out, in]; rows of the transposed work are columns."""
+    upper = factor.feedback
+    target = columns.T.contiguous()
+    size, step = target.shape[0], scale.squeeze(1)
+    error, codes, residual = (torch.empty_like(target) for _ in range(3))
+    for block in range(0, size, _BLOCK):
+        end = min(block + _BLOCK, size)
+        work = target[block:end].clone()
+        if block:
+            work.addmm_(upper[:block, block:end].T, error[:block])
+        for inner in range(block, end, _INNER):
+            stop = min(inner + _INNER, end)
+            if inner > block:
+                feedback = upper[block:inner, inner:stop]
+                work[inner - block : stop - block].addmm_(feedback.T, error[block:inner])
+            for j in range(inner, stop):
+                value = work[j - block]
+                if j > inner:
+                    value.addmv_(error[inner:j].T, upper[inner:j, j])
+                torch.div(value, step, out=codes[j])
+                codes[j].round_().clamp_(grid.low, grid.high)
+                torch.addcmul(value, codes[j], step, value=-1, out=residual[j])
+                torch.addcmul(target[j], codes[j], step, value=-1, out=error[j])
+    return codes.T.contiguous(), residual.T.contiguous()
+
+
+def _refit(
+    codes: Tensor, residual: Tensor, scale: Tensor, factor: Factor, grid: Grid
+) -> tuple[Tensor, Tensor]:
+    """Least-squares scale of fixed codes: with Q = q(I + U), residual r and s' = s + δ the loss is
+    Σ D (r - δ Q)², so δ = Σ D r Q / Σ D Q². Rows whose snapped scale does not help keep theirs."""
+    spread = codes @ factor.feedback
+    weighted = spread * factor.pivots
+    norm = (weighted * spread).sum(1, keepdim=True)
+    slope = (weighted * residual).sum(1, keepdim=True)
+    fitted = grid.snap(scale + slope / norm.clamp_min(SMALLEST_SCALE))
+    change = fitted - scale
+    is_better = (fitted > SMALLEST_SCALE) & (change * (2 * slope - change * norm) > 0)
+    change = torch.where(is_better, change, torch.zeros_like(change))
+    return torch.where(is_better, fitted, scale), residual - change * spread

@@ -1,0 +1,105 @@
+"""Second moments of a linear layer's inputs, and their factor for sequential rounding.
+
+For rows ``w`` of a weight and inputs ``x`` (as the engine sees them, so after its activation
+quantisation) the squared output error of ``ŵ`` over all tokens is ``(w - ŵ) H (w - ŵ)ᵀ`` with
+``H = Σ x xᵀ``. Sequential rounding with feedback needs the factorisation
+``H + λI = (I + U) D (I + U)ᵀ``, ``U`` strictly upper: Chee et al., "QuIP: 2-Bit Quantization of
+Large Language Models With Guarantees" (2023), section 3, who also show that the feedback by ``U``
+is that of Frantar et al., "GPTQ" (2022), which obtains it from the inverse of ``H``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Order = Literal["natural", "activation"]
+
+# Columns of one product of `accumulate`: half of H is computed, in panels of this width.
+_PANEL = 768
+_BLOCK = 256
+
+
+def accumulate(hessian: Tensor, inputs: Tensor, weights: Tensor | None = None) -> None:
+    """Add ``Σ_t weights_t · x_t x_tᵀ`` to the upper triangle of ``hessian``, in place.
+
+    Args:
+        hessian: [K, K] float32 or float64; finish it with :func:`symmetric`.
+        inputs: [T, K], converted to the dtype of ``hessian``.
+        weights: [T] not negative, or None for ones; for example squared router weights, whose
+            expert outputs enter the layer's output multiplied by them (Chen et al., "MoEQuant",
+            2025).
+    """
+    left = inputs.to(hessian.dtype)
+    right = left if weights is None else left * weights.to(hessian.dtype).unsqueeze(1)
+    size = hessian.shape[0]
+    for start in range(0, size, _PANEL):
+        stop = min(start + _PANEL, size)
+        hessian[:stop, start:stop].addmm_(left[:, :stop].T, right[:, start:stop])
+
+
+def symmetric(hessian: Tensor) -> Tensor:
+    """Copy the upper triangle over the lower one, in place, and return ``hessian``."""
+    size = hessian.shape[0]
+    for start in range(0, size, _PANEL):
+        stop = min(start + _PANEL, size)
+        hessian[start:stop, :start] = hessian[:start, start:stop].T
+        block = hessian[start:stop, start:stop]
+        block.copy_(block.triu() + block.triu(1).T)
+    return hessian
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """``(I + U) D (I + U)ᵀ`` of a damped Hessian whose columns were put into ``order``.
+
+    Attributes:
+        feedback: ``I + U``, float32 [K, K], upper triangular with unit diagonal.
+        pivots: the diagonal of ``D``, float32 [K], positive.
+        order: int64 [K]; entry j is the column that is rounded j-th.
+        damping: what was added to the diagonal.
+    """
+
+    feedback: Tensor
+    pivots: Tensor
+    order: Tensor
+    damping: float
+
+
+def factorise(hessian: Tensor, *, damp: float = 0.01, order: Order = "activation") -> Factor | None:
+    """Factorise ``hessian`` for rounding; every matrix that reads the same input may share it.
+
+    Args:
+        hessian: [K, K] symmetric, float32 or float64; not changed.
+        damp: λ as a share of the mean of the diagonal (GPTQ's 1 %).
+        order: "activation" rounds columns of large input first, as GPTQ's option does, so that
+            more columns are left to make up for their error.
+
+    Returns:
+        None if there is nothing to learn from ``hessian``: no tokens (zeros), NaN or infinity, or
+        not positive definite even with the damping.
+    """
+    diagonal = hessian.diagonal().double()
+    mean = float(diagonal.mean())
+    if not (mean > 0.0 and bool(torch.isfinite(hessian).all())):
+        return None
+    size = hessian.shape[0]
+    chosen = torch.arange(size)
+    if order == "activation":
+        chosen = torch.argsort(diagonal, descending=True, stable=True)
+    backwards = chosen.flip(0)
+    # A Cholesky factor of the reversed matrix, reversed again, is upper triangular.
+    work = hessian[backwards][:, backwards].double()
+    damping = damp * mean
+    work.diagonal().add_(damping)
+    lower, failed = torch.linalg.cholesky_ex(work)
+    del work
+    if int(failed):
+        return None
+    upper = lower.flip(0, 1)
+    root = upper.diagonal().clone()
+    upper /= root
+    return Factor(upper.float(), root.square().float(), chosen, damping)
