@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -82,6 +82,17 @@ def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 @click.option(
     "--workers", type=click.IntRange(min=1), default=1, help="Processes that share the work."
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["cpu", "reference"]),
+    help="Arithmetic: compiled kernels, or torch in float64 (slower).  [default: cpu]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda", "npu"]),
+    default="cpu",
+    help="Run the reference there; a device's bytes may differ in the last bit.",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
 @click.option(
@@ -100,6 +111,8 @@ def quantize(
     scheme: str | None,
     recipe: Path | None,
     engine: str | None,
+    backend: Literal["cpu", "reference"] | None,
+    device: Literal["cpu", "cuda", "npu"],
     as_json: bool,
     dry_run: bool,
     rates: tuple[str, ...],
@@ -121,6 +134,7 @@ def quantize(
     if (scheme is None) == (recipe is None):
         raise click.UsageError("give one of --scheme and --recipe")
     from glm5_ascend.engine_releases import find_release
+    from glm5_ascend.quant.backend import chosen
     from glm5_ascend.quant.command import QuantizeOptions, run
 
     wanted = QuantizeOptions(
@@ -128,6 +142,7 @@ def quantize(
         scheme=scheme or "",
         recipe=recipe,
         release=None if engine is None else find_release(engine),
+        backend=chosen(backend, device),
     )
     if dry_run:
         from glm5_ascend.quant import dry_run as model

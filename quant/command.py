@@ -13,6 +13,7 @@ from glm5_ascend.console import format_bytes
 from glm5_ascend.engine_releases import Release
 from glm5_ascend.errors import ConfigError, Glm5Error, PreflightError
 from glm5_ascend.quant import recipe_file
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe_rules import DtypeName, MtpName, Recipe
 
@@ -27,6 +28,7 @@ class QuantizeOptions:
         scheme: name of a preset; ignored if there is a recipe.
         recipe: YAML file of the user's own.
         release: engine that has to load the output.
+        backend: what carries out the arithmetic.
         rotate: fuse norms and rotate (QuaRot); here and below, None is what the recipe says.
         dtype: dtype of the tensors that stay float.
         mtp: the MTP layer's linears and experts in int8, float, or as the rules say.
@@ -50,6 +52,7 @@ class QuantizeOptions:
     hash_source: bool = False
     recipe: Path | None = None
     release: Release | None = None
+    backend: Backend = CPU
 
     def wanted(self) -> Recipe:
         """The recipe of the run; ``ConfigError`` for a preset or file that cannot be read."""
@@ -123,13 +126,16 @@ def run(options: QuantizeOptions) -> Summary:
     place.require_separate(source, destination)
     recipe = options.wanted()
     require_calibrated(recipe)
-    plan, texts, journal = stream.prepare(source, recipe, options.shard_bytes, options.release)
+    options.backend.require()
+    plan, texts, journal = stream.prepare(
+        source, recipe, options.shard_bytes, options.release, options.backend
+    )
     journal.directory = destination
     ready = place.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
     try:
         with ready:
             resumed = len(journal.done)
-            stream.write_weights(source, plan, journal, options.workers)
+            stream.write_weights(source, plan, journal, options.workers, backend=options.backend)
             stream.finish(source, texts, journal, hash_source=options.hash_source)
     except KeyboardInterrupt as error:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"

@@ -200,7 +200,7 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         rotations(config)
     texts = text_files(options.source, plan, companions(options.source))
     require_loadable(plan, texts, options.release)
-    rates, sources = measure(config, plan, given)
+    rates, sources = measure(config, plan, given, options.backend)
     for name in ("read", "write"):
         rates[name], sources[name] = given.get(name, _DISK), "given" if name in given else "assumed"
     output = plan.nbytes
@@ -217,7 +217,7 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         output_bytes=output,
         largest_file=max(shard.nbytes for shard in plan.shards),
         free_bytes=_free(options.destination),
-        worker_bytes=_worker_bytes(plan),
+        worker_bytes=_worker_bytes(plan, kernels=options.backend.name == "cpu"),
         rates=rates,
         sources=sources,
         core_seconds=_core_seconds(plan, rates),
@@ -242,9 +242,19 @@ def _core_seconds(plan: Plan, rates: Mapping[str, float]) -> float:
     return hashing + sum(count / rates[name] for name, count in weights.items())
 
 
-def _worker_bytes(plan: Plan) -> int:
+def _worker_bytes(plan: Plan, *, kernels: bool) -> int:
     """The largest step's working set, and what a worker holds anyway."""
-    return _BASE_BYTES + max(_step_bytes(step) for shard in plan.shards for step in shard.steps)
+    size = _kernel_bytes if kernels else _step_bytes
+    return _BASE_BYTES + max(size(step) for shard in plan.shards for step in shard.steps)
+
+
+def _kernel_bytes(step: Step) -> int:
+    """Output, and the whole matrix in float32 where rows are rotated into each other."""
+    stored = sum(map(tensor_bytes, step.stored.values()))
+    if step.action is Action.RECYCLED:
+        # diag(γ), its scratch, the product and its symmetric half.
+        return stored + 4 * 4 * step.shape[0] * step.shape[1]
+    return stored + (4 * step.shape[0] * step.shape[1] if step.fold.rows is not None else 0)
 
 
 def _step_bytes(step: Step) -> int:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec, write_shard
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.convert import convert
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe import Action, Step
-from glm5_ascend.quant.rotation import rotations
+from glm5_ascend.quant.rotation import Orthogonal, rotations
 from glm5_ascend.quant.workers import one_thread
 
 # A matrix above this many weights takes too long for an estimate.
@@ -29,7 +30,7 @@ _SEED = 1
 
 
 def measure(
-    config: Glm5Config, plan: Plan, given: Mapping[str, float]
+    config: Glm5Config, plan: Plan, given: Mapping[str, float], backend: Backend = CPU
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Weights per second of a core by rate, and bytes per second of SHA-256.
 
@@ -39,15 +40,21 @@ def measure(
         config: of the model.
         plan: whose matrices are tried.
         given: rates that need no measurement.
+        backend: what carries out the arithmetic.
 
     Returns:
         The rates, and ``"given"`` or ``"measured"`` for each.
+
+    Raises:
+        BackendUnavailable: the backend cannot run here.
     """
+    backend.require()
     steps = {name: step for name, step in _samples(plan).items() if name not in given}
     rates = {name: given[name] for name in ("int4", "int8", "float", "hash") if name in given}
     sources = dict.fromkeys(rates, "given")
     if steps:
-        rates |= _converted(config, steps, rotate=plan.recipe.rotate)
+        matrices = rotations(config) if plan.recipe.rotate else {}
+        rates |= _converted(config, steps, matrices, backend)
     if "hash" not in rates:
         rates["hash"] = _hash_rate()
     return rates, {name: sources.get(name, "measured") for name in rates}
@@ -68,8 +75,12 @@ def _samples(plan: Plan) -> dict[str, Step]:
     return chosen
 
 
-def _converted(config: Glm5Config, steps: Mapping[str, Step], *, rotate: bool) -> dict[str, float]:
-    matrices = rotations(config) if rotate else {}
+def _converted(
+    config: Glm5Config,
+    steps: Mapping[str, Step],
+    matrices: Mapping[str, Orthogonal],
+    backend: Backend,
+) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name, one_thread():
         directory = Path(name)
         _write_sources(directory, config, steps.values())
@@ -77,7 +88,7 @@ def _converted(config: Glm5Config, steps: Mapping[str, Step], *, rotate: bool) -
         with CheckpointReader(directory) as reader:
             for rate, step in steps.items():
                 started = time.thread_time()
-                for _ in convert(reader, step, matrices):
+                for _ in convert(reader, step, matrices, backend=backend):
                     pass
                 rates[rate] = _weights(step) / (time.thread_time() - started)
         return rates

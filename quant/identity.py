@@ -13,6 +13,7 @@ from pathlib import Path
 from glm5_ascend import __version__
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.files import read_bytes, refusals
 from glm5_ascend.quant.folding import SEED
 from glm5_ascend.quant.plan import Plan
@@ -26,7 +27,7 @@ _WORDS = {
 
 
 def describe_job(
-    reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes]
+    reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes], backend: Backend = CPU
 ) -> dict[str, object]:
     """What must be equal for a job to be resumed: tool, recipe, plan, source files.
 
@@ -37,6 +38,7 @@ def describe_job(
         reader: the source checkpoint.
         plan: what is made of it.
         companions: content of the files that are copied.
+        backend: what carries out the arithmetic, which decides the last bits of values.
 
     Raises:
         CheckpointError: a file of the source cannot be read.
@@ -45,6 +47,7 @@ def describe_job(
     return {
         "tool": f"glm5-ascend {__version__}",
         "recipe": plan.recipe.as_dict(),
+        "backend": backend.job,
         "seed": SEED if plan.recipe.rotate else None,
         "plan_sha256": plan.digest(),
         "config_sha256": hashlib.sha256(config).hexdigest(),

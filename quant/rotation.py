@@ -105,8 +105,8 @@ def hadamard(name: str, size: int, seed: int | None) -> Orthogonal:
     count = left.shape[0]
 
     def rows(x: Tensor) -> Tensor:
-        work = (x * signs.to(x.dtype)).reshape(-1, count, right)
-        work = left_t.to(x.dtype) @ (work @ factor.to(x.dtype))
+        work = (x * signs.to(x)).reshape(-1, count, right)
+        work = left_t.to(x) @ (work @ factor.to(x))
         return (work / sqrt(size)).reshape(x.shape)
 
     return Orthogonal(name, size, rows, Form(signs, size // power, size))

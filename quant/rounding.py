@@ -60,8 +60,8 @@ def _search(
     weight: Tensor, low: int, high: int, clips: Tensor, snap: Snap
 ) -> tuple[Tensor, Tensor]:
     work = weight.float()
-    codes = torch.empty(work.shape, dtype=torch.int8)
-    scale = torch.empty(work.shape[0], 1, dtype=torch.float32)
+    codes = torch.empty(work.shape, dtype=torch.int8, device=work.device)
+    scale = torch.empty(work.shape[0], 1, dtype=torch.float32, device=work.device)
     step = max(1, _PIECE // max(1, work.shape[1]))
     for start in range(0, work.shape[0], step):
         part = slice(start, start + step)

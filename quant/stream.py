@@ -14,6 +14,7 @@ from glm5_ascend.checkpoint_writer import write_bytes
 from glm5_ascend.console import note, progress
 from glm5_ascend.engine_releases import Release
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
 from glm5_ascend.quant.files import names_in, refusals, sha256_of
 from glm5_ascend.quant.identity import describe_job, require_unchanged
@@ -27,7 +28,11 @@ from glm5_ascend.quant.workers import Job, write_files
 
 
 def prepare(
-    source: Path, recipe: Recipe, shard_bytes: int | None, release: Release | None = None
+    source: Path,
+    recipe: Recipe,
+    shard_bytes: int | None,
+    release: Release | None = None,
+    backend: Backend = CPU,
 ) -> tuple[Plan, dict[str, bytes], Journal]:
     """Read and check the source and decide everything; writes nothing.
 
@@ -49,7 +54,7 @@ def prepare(
         texts = text_files(source, plan, copied)
         require_loadable(plan, texts, release)
         files = [*(shard.file for shard in plan.shards), *texts]
-        return plan, texts, Journal(Path(), describe_job(reader, plan, copied), files)
+        return plan, texts, Journal(Path(), describe_job(reader, plan, copied, backend), files)
 
 
 def refuse_quantised(source: Path) -> None:
@@ -67,13 +72,14 @@ def write_weights(
     journal: Journal,
     workers: int,
     solutions: Solutions = NO_SOLUTIONS,
+    backend: Backend = CPU,
 ) -> None:
     """Write every file of weights that the journal does not list yet."""
     left = [shard for shard in plan.shards if shard.file not in journal.done]
     if not left:
         note(f"all {len(plan.shards)} files of weights are complete")
         return
-    job = Job(source, journal.directory, plan.recipe.rotate, solutions)
+    job = Job(source, journal.directory, plan.recipe.rotate, solutions, backend)
     name = plan.recipe.name
     title = "converting" if plan.recipe.is_float else f"quantising to {name}"
     with progress(title, sum(shard.nbytes for shard in left)) as advance:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint import CheckpointReader, write_shard
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.convert import convert
 from glm5_ascend.quant.files import refusals
 from glm5_ascend.quant.journal import FileRecord
@@ -28,6 +29,7 @@ def write_file(
     directory: Path,
     advance: Advance,
     solutions: Solutions = NO_SOLUTIONS,
+    backend: Backend = CPU,
 ) -> FileRecord:
     """Write ``shard`` into ``directory`` and return its size and SHA-256.
 
@@ -38,6 +40,7 @@ def write_file(
         directory: the destination.
         advance: called with the bytes of each tensor once it is written.
         solutions: what a calibration found.
+        backend: what carries out the arithmetic.
 
     Raises:
         CheckpointError: NaN or infinity in the source, or the file reads back differently.
@@ -46,7 +49,7 @@ def write_file(
 
     def data() -> Iterator[tuple[str, memoryview]]:
         for step in shard.steps:
-            for name, chunk in convert(reader, step, matrices, solutions):
+            for name, chunk in convert(reader, step, matrices, solutions, backend):
                 written.update(chunk)
                 yield name, chunk
                 advance(chunk.nbytes)

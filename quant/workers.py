@@ -22,6 +22,7 @@ import torch
 
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.errors import ChildFailed, Glm5Error
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
 from glm5_ascend.quant.rotation import Orthogonal, rotations
@@ -44,6 +45,7 @@ class Job:
     destination: Path
     rotate: bool
     solutions: Solutions = NO_SOLUTIONS
+    backend: Backend = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def write_files(
             matrices = _matrices(reader, job)
             for shard in shards:
                 record = write_file(
-                    reader, shard, matrices, job.destination, advance, job.solutions
+                    *(reader, shard, matrices, job.destination, advance),
+                    *(job.solutions, job.backend),
                 )
                 finished(shard, record)
         return
@@ -169,7 +172,8 @@ def _serve(connection: Connection, job: Job) -> None:
             while True:
                 shard = connection.recv()
                 record = write_file(
-                    reader, shard, matrices, job.destination, connection.send, job.solutions
+                    *(reader, shard, matrices, job.destination, connection.send),
+                    *(job.solutions, job.backend),
                 )
                 connection.send(record)
     except (EOFError, ConnectionError):

@@ -48,14 +48,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Integer codes: int8 [out, in], or packed int4 [out / 2, in] with ``bias`` [out, slices].
+    """Integer codes: int8 [out, in], or packed int4 [out / 2, in].
 
-    ``scale`` is float32 [out, 1]; a row that is not finite has an infinite or NaN scale.
+    ``scale`` is float32 [out, 1]; a row that is not finite has an infinite or NaN scale. ``bias``
+    is float32 [out, slices], empty for int8.
     """
 
     codes: Tensor
     scale: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
 
 def require_kernels() -> None:
@@ -96,8 +97,8 @@ def fold(
     out, inner = source.values.shape
     codes = torch.empty(out // 2 if bits == 4 else out, inner, dtype=torch.int8)
     scale = torch.empty(out, 1)
-    bias = torch.empty(out, slices) if bits == 4 else None
-    to = (_INTEGERS[bits], int(search), codes.data_ptr(), scale.data_ptr(), address(bias), slices)
+    bias = torch.empty(out if bits == 4 else 0, slices)
+    to = (_INTEGERS[bits], int(search), codes.data_ptr(), scale.data_ptr(), bias.data_ptr(), slices)
     _call(source, columns, rows, to)
     return Rounded(codes, scale, bias)
 
