@@ -26,13 +26,15 @@ def emulator() -> str:
     pytest.skip("no emulator (qemu-aarch64): the ARM kernels are not tested here")
 
 
-def driver(operator: str, entries: Sequence[str], name: str, folder: Path) -> Path:
+def driver(
+    operator: str, entries: Sequence[str], name: str, folder: Path, home: Path = _OPS
+) -> Path:
     """An ARM program that makes calls of ``entries``, for instruction set ``name``."""
     chosen = isa.INSTRUCTION_SETS[isa.NAMES.index(name)]
     sources = [
         Path(__file__).parent / "driver.cpp",
         _OPS / "native" / "csrc" / "pool.cpp",
-        *sorted((_OPS / operator / "csrc").glob("*.cpp")),
+        *sorted((home / operator / "csrc").glob("*.cpp")),
     ]
     target = folder / f"{operator}-{name}"
     words = [

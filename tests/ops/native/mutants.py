@@ -13,20 +13,28 @@ _OPS = Path(ops.__path__[0])
 
 
 def mutant(
-    operator: str, file: str, right: str, wrong: str, name: str, folder: Path
+    operator: str,
+    file: str,
+    right: str,
+    wrong: str,
+    name: str,
+    folder: Path,
+    *,
+    home: Path = _OPS,
+    optimise: str = "-O0",
 ) -> ctypes.CDLL:
     """The library of ``operator`` for instruction set ``name``, with ``right`` made ``wrong``.
 
     Compiled without optimisation, which is quicker than the tests it is for.
     """
-    library(operator)  # threads and scratch memory are found among what is loaded
+    library(operator, home)  # threads and scratch memory are found among what is loaded
     sources = folder / "csrc"
-    shutil.copytree(_OPS / operator / "csrc", sources)
+    shutil.copytree(home / operator / "csrc", sources)
     text = (sources / file).read_text()
     assert text.count(right) == 1, f"{file} holds {right!r} {text.count(right)} times"
     (sources / file).write_text(text.replace(right, wrong))
     chosen = isa.INSTRUCTION_SETS[isa.NAMES.index(name)]
-    flags = (*chosen.flags, f"-DG5_{name.upper()}=1", "-O0")
+    flags = (*chosen.flags, f"-DG5_{name.upper()}=1", optimise)
     tool = compiler.find()
     objects = []
     for source in sorted(sources.glob("*.cpp")):
