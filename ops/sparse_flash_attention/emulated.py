@@ -57,7 +57,7 @@ _NUMBERS = (
     "width", "query_row", "query_head", "rope_row", "rope_head", "key_row", "key_rope_row",
     "key_rows",
 )  # fmt: skip
-_SPLIT = ("group", "groups", "parts", "part_slots", "tasks", "blocks", "direct")
+_SPLIT = ("group", "groups", "parts", "part_slots", "tasks", "blocks")
 
 
 class Tiling(ctypes.Structure):

@@ -39,25 +39,50 @@ struct Arguments {
   GM_ADDR workspace;
 };
 
+struct Task {
+  int32_t index, row, group, first_slot, end_slot;
+  int32_t request, visible;  // visible: keys of the request that the row may use
+};
+
 // A core's part of the workspace.
 template <class T, class S>
 struct Workspace {
-  GlobalTensor<float> scores, products;  // [2][2][TILE][group / 2], [2][CHUNKS][group][COLUMNS]
-  GlobalTensor<T> weights, rows;         // [2][2][TILE][group / 2], [ROW_TILES][TILE][WIDTH]
+  GlobalTensor<float> scores, sums;  // [2][2][TILE][group / 2], [2][CHUNKS][group][COLUMNS]
+  GlobalTensor<T> weights, rows;     // [2][2][TILE][group / 2], [ROW_TILES][TILE][WIDTH]
 
   __aicore__ inline Workspace(GM_ADDR base, int64_t block) {
     constexpr uint64_t pairs = uint64_t(2) * S::TILE * GROUP;
     GM_ADDR at = base + block * block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH);
     scores.SetGlobalBuffer((__gm__ float*)at);
-    products.SetGlobalBuffer((__gm__ float*)(at + pairs * 4));
+    sums.SetGlobalBuffer((__gm__ float*)(at + pairs * 4));
     weights.SetGlobalBuffer((__gm__ T*)(at + pairs * 4 + uint64_t(2) * GROUP * S::LATENT * 4));
     rows.SetGlobalBuffer((__gm__ T*)(at + pairs * 6 + uint64_t(2) * GROUP * S::LATENT * 4));
   }
 };
 
-struct Task {
-  int32_t index, row, group, first_slot, end_slot;
-  int32_t request, visible;  // visible: keys of the request that the row may use
+// Where the parts' results begin in the workspace.
+template <class S>
+__aicore__ inline uint64_t parts_offset(const Tiling& t) {
+  return t.blocks * block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH);
+}
+
+// The sums of a task, [CHUNKS][group][COLUMNS]: in the result of its part, or in one of two places
+// of its block.
+template <class T, class S>
+class Sums {
+ public:
+  __aicore__ inline Sums(const Arguments& a, const Tiling& t, const Workspace<T, S>& work)
+      : t_(t), own_(work.sums) {
+    parts_.SetGlobalBuffer((__gm__ float*)(a.workspace + parts_offset<S>(t)));
+  }
+  __aicore__ inline GlobalTensor<float> of(const Task& task) const {
+    if (t_.parts > 1) return parts_[uint64_t(task.index) * (part_bytes(S::LATENT) / 4)];
+    return own_[task.index / t_.blocks % 2 * (S::CHUNKS * t_.group * COLUMNS)];
+  }
+
+ private:
+  const Tiling& t_;
+  GlobalTensor<float> own_, parts_;
 };
 
 // The tasks of a block in order.
@@ -107,7 +132,9 @@ class Tasks {
 // Walks the keys that a task's slots name, leaving out what is -1 or not visible.
 class Keys {
  public:
-  __aicore__ inline Keys(const Tiling& t, const Arguments& a) : t_(t) {
+  // `reach`: rows between neighbours of one copy at most.
+  __aicore__ inline Keys(const Tiling& t, const Arguments& a, int64_t reach)
+      : t_(t), reach_(reach) {
     indices_.SetGlobalBuffer((__gm__ int32_t*)a.indices);
     table_.SetGlobalBuffer((__gm__ int32_t*)a.block_table);
     requests_.SetGlobalBuffer((__gm__ int32_t*)a.requests);
@@ -123,12 +150,12 @@ class Keys {
     if (visible_ == 0) slot_ = end_;
   }
 
-  // Takes up to `most` keys and calls run(flat row, rows, place among these keys) for each stretch
-  // of keys that lie together; returns how many there were.
+  // Takes up to `most` keys and calls run(flat row, rows, rows from one to the next, place among
+  // these keys) for each stretch of keys at one distance; returns how many there were.
   template <class Run>
   __aicore__ inline int32_t take(int32_t most, const Run& run) {
     int32_t taken = 0, length = 0;
-    int64_t start = 0;
+    int64_t start = 0, step = 1;
     while (taken < most && slot_ < end_) {
       const int32_t index = indices_.GetValue(row_ + slot_);
       const int32_t first = index * t_.sparse_block + inner_;
@@ -143,17 +170,19 @@ class Keys {
       if (count > most - taken) count = most - taken;
       const int64_t flat = place(first, together);
       if (count > together) count = together;
-      if (length > 0 && flat == start + length) {
+      if (length == 1 && count == 1 && flat > start && flat - start <= reach_) step = flat - start;
+      if (length > 0 && flat == start + length * step && (count == 1 || step == 1)) {
         length += count;
       } else {
-        if (length > 0) run(start, length, taken - length);
+        if (length > 0) run(start, length, step, taken - length);
         start = flat;
         length = count;
+        step = 1;
       }
       taken += count;
       inner_ += count;
     }
-    if (length > 0) run(start, length, taken - length);
+    if (length > 0) run(start, length, step, taken - length);
     return taken;
   }
 
@@ -171,6 +200,7 @@ class Keys {
   }
 
   const Tiling& t_;
+  const int64_t reach_;
   GlobalTensor<int32_t> indices_, table_, requests_;
   uint64_t row_ = 0;
   int32_t slot_ = 0, end_ = 0, inner_ = 0, request_ = 0, visible_ = 0;

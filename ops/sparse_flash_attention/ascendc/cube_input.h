@@ -14,8 +14,9 @@ class CubeInput {
   __aicore__ inline CubeInput(const Arguments& a, const Tiling& t)
       : t_(t),
         tasks_(t, a.requests, GetBlockIdx()),
-        keys_(t, a),
-        work_(a.workspace, GetBlockIdx()) {
+        keys_(t, a, REACH / (t.key_row > t.key_rope_row ? t.key_row : t.key_rope_row)),
+        work_(a.workspace, GetBlockIdx()),
+        sums_(a, t, work_) {
     query_.SetGlobalBuffer((__gm__ T*)a.query);
     query_rope_.SetGlobalBuffer((__gm__ T*)a.query_rope);
     if constexpr (S::PACKED) query_rope_ = query_[S::LATENT];
@@ -28,6 +29,7 @@ class CubeInput {
   static constexpr uint32_t QUERY_BYTES = GROUP * S::WIDTH * sizeof(T);
   static constexpr uint32_t PIECE = S::ROWS * S::WIDTH;  // elements
   static constexpr int32_t QUERY_EVENT = S::RING;
+  static constexpr int64_t REACH = 65535;  // elements between rows of one copy
   static_assert(QUERY_BYTES + S::RING * PIECE * sizeof(T) <= 512 * 1024 - 256, "L1");
   static_assert(S::ROPE >= GROUP, "weights in place of the rotated part");
 
@@ -73,12 +75,13 @@ class CubeInput {
       if (!open_) return false;
       keys_.begin(task_);
       begin_tile(true);
-      if (query_first()) load_query(tile_of(0), false);
     }
   }
   // Where rows are split, every block loads a query and a few keys. Half of the blocks begin with
   // the query, which comes from L2, so that HBM serves the keys of the others meanwhile.
-  __aicore__ inline bool query_first() const { return t_.parts > 1 && GetBlockIdx() % 2 == 1; }
+  __aicore__ inline bool query_first() const {
+    return gathered_ == 0 && t_.parts > 1 && GetBlockIdx() % 2 == 1;
+  }
 
   __aicore__ inline void begin_tile(bool first) {
     Tile& tile = tile_of(gathered_);
@@ -97,13 +100,17 @@ class CubeInput {
     const LocalTensor<T> to = piece(tile, tile.blocks);
     const int32_t id = place(tile, tile.blocks);
     bool waited = false;
-    const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int32_t at) {
-      if (!waited) take_piece(id);
+    const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int64_t step, int32_t at) {
+      if (!waited) {
+        if (query_first()) load_query(0);
+        take_piece(id);
+      }
       waited = true;
-      copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT, t_.key_row);
+      copy_rows(to[at * 16], key_[uint64_t(flat) * t_.key_row], count, S::LATENT,
+                step * t_.key_row);
       if (t_.width > S::LATENT)
         copy_rows(to[S::LATENT * S::ROWS + at * 16], key_rope_[uint64_t(flat) * t_.key_rope_row],
-                  count, S::ROPE, t_.key_rope_row);
+                  count, S::ROPE, step * t_.key_rope_row);
     });
     if (rows > 0) SetFlag<HardEvent::MTE2_MTE1>(id);
     return rows;
@@ -111,10 +118,11 @@ class CubeInput {
 
   // Rows that the vector side has unpacked.
   __aicore__ inline int32_t load_unpacked(const Tile& tile) {
-    const int32_t rows = keys_.take(S::ROWS, [](int64_t, int32_t, int32_t) {});
+    const int32_t rows = keys_.take(S::ROWS, [](int64_t, int32_t, int64_t, int32_t) {});
     if (rows == 0) return 0;
     const int32_t id = place(tile, tile.blocks);
     const uint32_t from = (gathered_ % ROW_TILES * S::TILE + tile.blocks * S::ROWS) * S::WIDTH;
+    if (query_first()) load_query(0);
     if (tile.blocks == 0) CrossCoreWaitFlag(KEYS_READY);
     take_piece(id);
     copy_rows(piece(tile, tile.blocks), work_.rows[from], rows, S::WIDTH, S::WIDTH);
@@ -123,13 +131,18 @@ class CubeInput {
   }
 
   __aicore__ inline void copy_rows(const LocalTensor<T>& to, const GlobalTensor<T>& from,
-                                   int32_t rows, int32_t columns, int32_t stride) {
+                                   int32_t rows, int32_t columns, int64_t stride) {
     // The stride of one row has no meaning and may be beyond the field.
     if (rows == 1) stride = columns;
     DataCopy(to, from, Nd2NzParams(1, rows, columns, 0, stride, S::ROWS, 1, 0));
   }
 
-  __aicore__ inline void load_query(const Tile& tile, bool again) {
+  // Starts to load the query of a tile that is the first of its task, once.
+  __aicore__ inline void load_query(int32_t number) {
+    const Tile& tile = tile_of(number);
+    if (!tile.first || query_tile_ == number) return;
+    const bool again = query_tile_ >= 0;
+    query_tile_ = number;
     if (again) {
       SetFlag<HardEvent::MTE1_MTE2>(QUERY_EVENT);
       WaitFlag<HardEvent::MTE1_MTE2>(QUERY_EVENT);
@@ -146,19 +159,20 @@ class CubeInput {
                Nd2NzParams(1, heads, S::ROPE, 0, t_.rope_head, t_.group, 1, 0));
     }
     SetFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
-    WaitFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
   }
 
   const Tiling& t_;
   Tasks tasks_;
   Keys keys_;
   Workspace<T, S> work_;
+  Sums<T, S> sums_;
   GlobalTensor<T> query_, query_rope_, key_, key_rope_;
   LocalTensor<T> l1_query_{TPosition::A1, 0, QUERY_BYTES / uint32_t(sizeof(T))};
   Tile tiles_[KEPT];
   Task task_;
   bool open_ = false;
   int32_t gathered_ = 0, pieces_ = 0;  // tiles and pieces whose loading was started
+  int32_t query_tile_ = -1;            // whose query is in L1, or on its way
 };
 
 }  // namespace sfa

@@ -20,13 +20,16 @@ class CubeSide : CubeInput<T, S> {
       }
       const bool more = tile < gathered_;
       if (more) {
-        if (tile_of(tile).first && !query_first()) load_query(tile_of(tile), tile > 0);
-        // What L1 has room for: the pieces from the last tile's first one on are in use.
-        const int32_t used = tile_of(tile > 0 ? tile - 1 : tile).piece;
-        while (gathered_ < tile + 2 && pieces_ < used + S::RING && gather()) {
-        }
+        load_query(tile);
         make_scores(tile);
       }
+      // MTE2 is in order: the weights, which are ready soon, then what L1 has room for. The pieces
+      // from the last tile's first one on are in use.
+      if (tile > 0) load_weights(tile - 1);
+      const int32_t used = tile_of(tile > 0 ? tile - 1 : tile).piece;
+      while (gathered_ < tile + 3 && pieces_ < used + S::RING && gather()) {
+      }
+      if (tile + 1 < gathered_) load_query(tile + 1);
       if (tile > 0) make_products(tile - 1);
       if (!more) break;
     }
@@ -38,8 +41,8 @@ class CubeSide : CubeInput<T, S> {
   using typename Base::Tile;
   using Base::QUERY_BYTES, Base::PIECE, Base::QUERY_EVENT;
   using Base::tile_of, Base::place, Base::piece, Base::rows_of, Base::take_piece, Base::free_piece;
-  using Base::gather, Base::query_first, Base::load_query, Base::copy_rows;
-  using Base::t_, Base::work_, Base::l1_query_, Base::gathered_, Base::pieces_;
+  using Base::gather, Base::load_query, Base::copy_rows;
+  using Base::t_, Base::work_, Base::sums_, Base::l1_query_, Base::gathered_, Base::pieces_;
   static constexpr uint32_t L0_BYTES = 32768;            // of each of two buffers
   static constexpr uint32_t SCORE_BYTES = S::ROWS * GROUP * 4, PRODUCT_BYTES = GROUP * COLUMNS * 4;
   static_assert(S::ROWS * S::STEP * sizeof(T) <= L0_BYTES, "L0A: keys");
@@ -88,6 +91,7 @@ class CubeSide : CubeInput<T, S> {
 
   __aicore__ inline void make_scores(int32_t number) {
     const Tile& tile = tile_of(number);
+    if (tile.first) WaitFlag<HardEvent::MTE2_MTE1>(QUERY_EVENT);
     for (int32_t block = 0; block < tile.blocks; ++block) {
       const int32_t rows = rows_of(tile, block), buffer = score_count_++ % 2;
       const LocalTensor<float> sum(TPosition::CO1, buffer * SCORE_BYTES, S::ROWS * GROUP);
@@ -143,23 +147,28 @@ class CubeSide : CubeInput<T, S> {
 
   __aicore__ inline void make_products(int32_t number) {
     const Tile& tile = tile_of(number);
+    const GlobalTensor<float> sums = sums_.of(tile.task);
     const int32_t b = load_values(tile, 0, 0);
-    CrossCoreWaitFlag(WEIGHTS_READY);
-    load_weights(tile, number);
     const int32_t a = a_count_++ % 2;
     for (int32_t block = 0; block < tile.blocks; ++block) {
       WaitFlag<HardEvent::MTE2_MTE1>(place(tile, block));
       load_tile(l0a(a)[block * S::ROWS * GROUP], piece(tile, block)[S::LATENT * S::ROWS],
                 t_.group, rows_of(tile, block), 0, t_.group, 0, true);
     }
-    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, number, a, b, chunk);
+    // The task's first tile stores, the others add. A chunk comes after that of the tile before: its
+    // place in L0C is free again only when that one, or a later one, is in GM.
+    if (!tile.first) SetAtomicAdd<float>();
+    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) product_chunk(tile, sums, a, b, chunk);
+    SetAtomicNone();
     for (int32_t block = 0; block < tile.blocks; ++block)
       free_piece(place(tile, block));
     CrossCoreSetFlag<2, PIPE_FIX>(PRODUCT_READY);
   }
 
-  __aicore__ inline void load_weights(const Tile& tile, int32_t number) {
+  __aicore__ inline void load_weights(int32_t number) {
+    const Tile& tile = tile_of(number);
     const int32_t half = t_.group / 2;
+    CrossCoreWaitFlag(WEIGHTS_READY);
     for (int32_t block = 0; block < tile.blocks; ++block) {
       const uint32_t from = (number % 2 * 2 * S::TILE + block * S::ROWS) * half;
       DataCopy(piece(tile, block)[S::LATENT * S::ROWS], work_.weights[from],
@@ -178,10 +187,10 @@ class CubeSide : CubeInput<T, S> {
     return b;
   }
 
-  // COLUMNS columns of the product, summed over the pieces of the tile; the first values are in
-  // `loaded`.
-  __aicore__ inline void product_chunk(const Tile& tile, int32_t number, int32_t a, int32_t loaded,
-                                       int32_t chunk) {
+  // COLUMNS columns of the product, summed over the pieces of the tile, to `sums`; the first values
+  // are in `loaded`.
+  __aicore__ inline void product_chunk(const Tile& tile, const GlobalTensor<float>& sums, int32_t a,
+                                       int32_t loaded, int32_t chunk) {
     const int32_t buffer = product_count_++ % 2;
     const LocalTensor<float> sum(TPosition::CO1, 2 * SCORE_BYTES + buffer * PRODUCT_BYTES,
                                  GROUP * COLUMNS);
@@ -197,8 +206,7 @@ class CubeSide : CubeInput<T, S> {
     }
     SetFlag<HardEvent::M_FIX>(2 + buffer);
     WaitFlag<HardEvent::M_FIX>(2 + buffer);
-    const uint32_t to = (number % 2 * S::CHUNKS + chunk) * t_.group * COLUMNS;
-    Fixpipe(work_.products[to], sum,
+    Fixpipe(sums[chunk * t_.group * COLUMNS], sum,
             FixpipeParamsV220(COLUMNS, t_.group, t_.group, COLUMNS, false));
     free_product(buffer);
   }

@@ -2,7 +2,7 @@
 //
 // A unit of work is COLUMNS columns of two heads of a row, few enough that the units spread evenly
 // over the AIVs: maximum and total over the parts, then the sum of the parts' sums, each times
-// exp(its maximum - maximum). Parts add in their order, so that a row's bits do not depend on the
+// exp(its reference - maximum). Parts add in their order, so that a row's bits do not depend on the
 // order in which blocks finish.
 #pragma once
 
@@ -18,9 +18,6 @@ class Merge {
     maxima_.SetGlobalBuffer((__gm__ float*)a.softmax_max);
     totals_.SetGlobalBuffer((__gm__ float*)a.softmax_sum);
     parts_.SetGlobalBuffer((__gm__ float*)(a.workspace + parts_offset<S>(t)));
-    // A block has one task where rows are split.
-    sums_ = t.direct ? Workspace<T, S>(a.workspace, 0).products : parts_;
-    step_ = t.direct ? block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH) / 4 : PART;
   }
 
   __aicore__ inline void run() {
@@ -43,13 +40,13 @@ class Merge {
   static constexpr uint64_t PART = part_bytes(S::LATENT) / 4;  // elements
   static constexpr int32_t MOST = PARTS, BATCH = 8, HEADS = 2, UNIT = HEADS * COLUMNS;
   // Places in UB, in bytes.
-  static constexpr uint32_t PEAKS = 0, WEIGHED = PEAKS + MOST * 32;
+  static constexpr uint32_t PEAKS = 0, REFERENCES = PEAKS + MOST * 32;
+  static constexpr uint32_t WEIGHED = REFERENCES + MOST * 32;
   static constexpr uint32_t FACTORS = WEIGHED + MOST * 32, PEAK = FACTORS + MOST * 256;
   static constexpr uint32_t SAFE = PEAK + 32, TOTAL = SAFE + 32, SPREAD = TOTAL + 32;
   static constexpr uint32_t SUM = SPREAD + 256, OUT = SUM + UNIT * 4, IN = OUT + UNIT * 2;
   static_assert(IN + 2 * BATCH * UNIT * 4 <= 192 * 1024 - 256, "UB");
   static_assert(PART / 8 <= 65535, "gap between parts");
-  static_assert(block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH) / 32 <= 65535, "gap of sums");
 
   __aicore__ inline LocalTensor<float> ub(uint32_t at, uint32_t elements) const {
     return LocalTensor<float>(TPosition::VECCALC, at, elements);
@@ -72,9 +69,7 @@ class Merge {
     Duplicate(sum, 0.0f, UNIT);
     PipeBarrier<PIPE_V>();
     for (int32_t first = 0; first < t_.parts; first += BATCH)
-      add(sums_[(uint64_t(pair) * t_.parts + first) * step_ +
-                (chunk * t_.group + first_head) * COLUMNS],
-          first, first_head % 8);
+      add(parts[first * PART + (chunk * t_.group + first_head) * COLUMNS], first, first_head % 8);
     Maxs(ub(SAFE, 8), ub(TOTAL, 8), 0.5f, 8);
     PipeBarrier<PIPE_V>();
     Brcb(ub(SPREAD, 64), ub(SAFE, 8), 1, BrcbRepeatParams(1, 8));
@@ -96,12 +91,14 @@ class Merge {
   __aicore__ inline void weigh(const GlobalTensor<float>& parts, int32_t octet) {
     const int32_t n = t_.parts;
     const LocalTensor<float> peaks = ub(PEAKS, MOST * 8), weighed = ub(WEIGHED, MOST * 8);
+    const LocalTensor<float> references = ub(REFERENCES, MOST * 8);
     const LocalTensor<float> peak = ub(PEAK, 8), safe = ub(SAFE, 8), total = ub(TOTAL, 8);
     const DataCopyParams rows(n, 1, PART / 8 - 1, 0);
     const BinaryRepeatParams fold(1, 1, 1, 0, 1, 0), each(1, 1, 1, 1, 1, 0);
     take_statistics();
     DataCopy(peaks, parts[GROUP * S::LATENT + octet * 8], rows);
-    DataCopy(weighed, parts[GROUP * (S::LATENT + 1) + octet * 8], rows);
+    DataCopy(references, parts[GROUP * (S::LATENT + 1) + octet * 8], rows);
+    DataCopy(weighed, parts[GROUP * (S::LATENT + 2) + octet * 8], rows);
     SetFlag<HardEvent::MTE2_V>(STATISTICS_IN);
     Duplicate(peak, NO_KEY, 8);
     Duplicate(total, 0.0f, 8);
@@ -111,25 +108,25 @@ class Merge {
     PipeBarrier<PIPE_V>();
     Maxs(safe, peak, LOWEST, 8);
     PipeBarrier<PIPE_V>();
-    Sub(peaks, peaks, safe, 8, n, each);
+    Sub(references, references, safe, 8, n, each);
     PipeBarrier<PIPE_V>();
-    Exp(peaks, peaks, n * 8);
+    Exp(references, references, n * 8);
     PipeBarrier<PIPE_V>();
-    Mul(weighed, weighed, peaks, n * 8);
-    Brcb(ub(FACTORS, MOST * 64), peaks, n, BrcbRepeatParams(1, 8));
+    Mul(weighed, weighed, references, n * 8);
+    Brcb(ub(FACTORS, MOST * 64), references, n, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
     Add(total, weighed, total, 8, n, fold);
     free_statistics();
   }
 
-  // Adds the sums of BATCH parts from `first` on, which lie step_ apart.
+  // Adds the sums of BATCH parts from `first` on.
   __aicore__ inline void add(const GlobalTensor<float>& sums, int32_t first, int32_t lane) {
     const int32_t buffer = first / BATCH % 2, rest = t_.parts - first;
     const int32_t count = rest < BATCH ? rest : BATCH;
     const LocalTensor<float> sum = ub(SUM, UNIT), factors = ub(FACTORS, MOST * 64)[lane * 8];
     const LocalTensor<float> in = ub(IN + buffer * BATCH * UNIT * 4, BATCH * UNIT);
     take_sums(buffer);
-    DataCopy(in, sums, DataCopyParams(count, UNIT / 8, (step_ - UNIT) / 8, 0));
+    DataCopy(in, sums, DataCopyParams(count, UNIT / 8, (PART - UNIT) / 8, 0));
     SetFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
     for (int32_t i = 0; i < count; ++i) {
@@ -156,8 +153,7 @@ class Merge {
 
   const Tiling& t_;
   GlobalTensor<T> out_;
-  GlobalTensor<float> maxima_, totals_, parts_, sums_;
-  uint64_t step_;
+  GlobalTensor<float> maxima_, totals_, parts_;
 };
 
 }  // namespace sfa

@@ -22,7 +22,7 @@ class PackedRows {
 
   // `at`: BYTES of UB of its own; `wide`: WIDE_BYTES that nobody needs during unpack().
   __aicore__ inline PackedRows(const Arguments& a, const Tiling& t, uint32_t at, uint32_t wide)
-      : t_(t), keys_(t, a), at_(at), wide_(wide), sub_(int32_t(GetSubBlockIdx())) {
+      : t_(t), keys_(t, a, REACH / t.key_row), at_(at), wide_(wide), sub_(int32_t(GetSubBlockIdx())) {
     packed_.SetGlobalBuffer((__gm__ int8_t*)a.key);
   }
 
@@ -49,13 +49,14 @@ class PackedRows {
 
  private:
   enum Event : int32_t { RAW_IN = 4, ROWS_OUT = 2 };
+  static constexpr int64_t REACH = 1 << 21;  // bytes between rows of one copy
 
   __aicore__ inline void take_raw() { WaitFlag<HardEvent::V_MTE2>(RAW_IN); }
   __aicore__ inline void free_raw() { SetFlag<HardEvent::V_MTE2>(RAW_IN); }
   __aicore__ inline void take_rows() { WaitFlag<HardEvent::MTE3_V>(ROWS_OUT); }
   __aicore__ inline void free_rows() { SetFlag<HardEvent::MTE3_V>(ROWS_OUT); }
   __aicore__ inline void skip(int32_t count) {
-    keys_.take(count, [](int64_t, int32_t, int32_t) {});
+    keys_.take(count, [](int64_t, int32_t, int64_t, int32_t) {});
   }
   template <class U>
   __aicore__ inline LocalTensor<U> ub(uint32_t at, uint32_t bytes) const {
@@ -65,8 +66,8 @@ class PackedRows {
   __aicore__ inline void unpack_batch(const GlobalTensor<T>& to, int32_t count) {
     const LocalTensor<int8_t> raw = ub<int8_t>(at_, RAW_BYTES);
     take_raw();
-    keys_.take(count, [&](int64_t flat, int32_t rows, int32_t at) {
-      const uint32_t gap = rows > 1 ? t_.key_row - PACKED_BYTES : 0;
+    keys_.take(count, [&](int64_t flat, int32_t rows, int64_t step, int32_t at) {
+      const uint32_t gap = rows > 1 ? uint32_t(step * t_.key_row - PACKED_BYTES) : 0;
       DataCopyPad(raw[at * RAW_ROW], packed_[uint64_t(flat) * t_.key_row],
                   DataCopyExtParams(rows, PACKED_BYTES, gap, 0, 0), DataCopyPadExtParams<int8_t>());
     });

@@ -14,31 +14,24 @@ constexpr float NO_KEY = -__builtin_inff();
 template <class S>
 struct Places {
   static constexpr uint32_t HALF = GROUP / 2;
-  static constexpr uint32_t SUMS = 0, SUMS_BYTES = HALF * S::LATENT * 4;
-  static constexpr uint32_t PRODUCT = SUMS + SUMS_BYTES, PRODUCT_BYTES = HALF * COLUMNS * 4;
-  static constexpr uint32_t SCORES = PRODUCT + 2 * PRODUCT_BYTES, SCORES_BYTES = S::TILE * HALF * 4;
+  static constexpr uint32_t SUMS = 0, SUMS_BYTES = HALF * COLUMNS * 4;  // of two chunks
+  static constexpr uint32_t SCORES = SUMS + 2 * SUMS_BYTES, SCORES_BYTES = S::TILE * HALF * 4;
   static constexpr uint32_t WEIGHTS = SCORES + SCORES_BYTES, WEIGHTS_BYTES = S::TILE * HALF * 2;
   static constexpr uint32_t OUT = WEIGHTS + WEIGHTS_BYTES, OUT_BYTES = HALF * S::LATENT * 2;
   static constexpr uint32_t INDICES = OUT + OUT_BYTES;
   static constexpr uint32_t SMALL = INDICES + KeyCount::BYTES;
-  // Vectors of 64 lanes: maxima of two tasks, each old and new, totals of two tasks, the others.
+  // Vectors of 64 lanes: maxima, references and totals of two tasks, the others.
   static constexpr uint32_t VECTOR = LANES * 4;
-  static constexpr uint32_t MAXIMA = SMALL, TOTALS = MAXIMA + 4 * VECTOR;
-  static constexpr uint32_t SAFE = TOTALS + 2 * VECTOR, FACTOR = SAFE + VECTOR;
-  static constexpr uint32_t ADDED = FACTOR + VECTOR;
-  static constexpr uint32_t STATISTICS = ADDED + VECTOR;  // what leaves: maxima, totals
-  static constexpr uint32_t SPREAD = STATISTICS + 2 * VECTOR, SPREAD_BYTES = HALF * 32;
-  static constexpr uint32_t ROWS = SPREAD + 3 * SPREAD_BYTES;  // factors of two tiles, totals
+  static constexpr uint32_t MAXIMA = SMALL, REFERENCES = MAXIMA + 2 * VECTOR;
+  static constexpr uint32_t TOTALS = REFERENCES + 2 * VECTOR, SAFE = TOTALS + 2 * VECTOR;
+  static constexpr uint32_t FACTOR = SAFE + VECTOR, ADDED = FACTOR + VECTOR;
+  static constexpr uint32_t STATISTICS = ADDED + VECTOR;  // what leaves: up to three vectors
+  static constexpr uint32_t SPREAD = STATISTICS + 3 * VECTOR, SPREAD_BYTES = HALF * 32;
+  static constexpr uint32_t ROWS = SPREAD + SPREAD_BYTES;  // of factors or totals
   static constexpr uint32_t END = ROWS + (S::PACKED ? PackedRows<bfloat16_t, S>::BYTES : 0);
   static_assert(END <= 192 * 1024 - 256, "UB");
   static_assert(!S::PACKED || OUT_BYTES >= PackedRows<bfloat16_t, S>::WIDE_BYTES, "UB of results");
 };
-
-// Where the parts' results begin in the workspace.
-template <class S>
-__aicore__ inline uint64_t parts_offset(const Tiling& t) {
-  return t.blocks * block_bytes(S::TILE, S::LATENT, S::PACKED, S::WIDTH);
-}
 
 template <class T, class S>
 class VectorOutput {
@@ -62,12 +55,8 @@ class VectorOutput {
   __aicore__ inline LocalTensor<float> vector(uint32_t at, int32_t number = 0) const {
     return ub(at + number * P::VECTOR, LANES);
   }
-  __aicore__ inline LocalTensor<float> spread(int32_t number) const {
-    return ub(P::SPREAD + number * P::SPREAD_BYTES, P::SPREAD_BYTES / 4);
-  }
-
-  __aicore__ inline LocalTensor<float> sums(int32_t chunk) const {
-    return ub(P::SUMS + chunk * half_ * COLUMNS * 4, half_ * COLUMNS);
+  __aicore__ inline LocalTensor<float> spread() const {
+    return ub(P::SPREAD, P::SPREAD_BYTES / 4);
   }
 
   __aicore__ inline void store_rows(const Task& task) {
@@ -91,22 +80,21 @@ class VectorOutput {
     WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
-  // A block has one task where rows are split, so nothing comes after it.
-  __aicore__ inline void store_part(const Task& task) {
-    const GlobalTensor<float> to = parts_[task.index * (part_bytes(S::LATENT) / 4)];
+  // Statistics of a part; its sums are in their place, or zero if there was no key.
+  __aicore__ inline void store_part(const Task& task, const GlobalTensor<float>& sums, bool empty) {
+    const LocalTensor<float> statistics = ub(P::STATISTICS, 3 * LANES);
+    const GlobalTensor<float> to =
+        parts_[uint64_t(task.index) * (part_bytes(S::LATENT) / 4) + GROUP * S::LATENT +
+               sub_ * half_];
+    if (empty) Duplicate(ub(P::OUT, P::OUT_BYTES / 4), 0.0f, half_ * COLUMNS);
     SetFlag<HardEvent::V_MTE3>(RESULT_OUT);
     WaitFlag<HardEvent::V_MTE3>(RESULT_OUT);
-    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk)
-      DataCopy(to[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(chunk), half_ * COLUMNS);
-    store_statistics(task);
-  }
-
-  __aicore__ inline void store_statistics(const Task& task) {
-    const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
-    const GlobalTensor<float> to =
-        parts_[task.index * (part_bytes(S::LATENT) / 4) + GROUP * S::LATENT + sub_ * half_];
-    DataCopy(to, statistics, half_);
-    DataCopy(to[GROUP], statistics[LANES], half_);
+    for (int32_t i = 0; i < 3; ++i) DataCopy(to[i * GROUP], statistics[i * LANES], half_);
+    for (int32_t chunk = 0; empty && chunk < S::CHUNKS; ++chunk)
+      DataCopy(sums[(chunk * t_.group + sub_ * half_) * COLUMNS], ub(P::OUT, half_ * COLUMNS),
+               half_ * COLUMNS);
+    SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
   }
 
   const Tiling& t_;

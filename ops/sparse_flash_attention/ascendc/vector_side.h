@@ -1,4 +1,8 @@
-// AIV: softmax with a running maximum over tiles of scores, sums of products, results.
+// AIV: softmax over tiles of scores, results.
+//
+// The cube adds the products of a task's tiles in GM. Weights are exp(score - reference): the
+// maximum of the first tile, or of the last tile whose maximum exceeded it by more than SLACK. Only
+// then the sums in GM are scaled, so that they rarely leave it.
 //
 // Each AIV of a block has half of the group's heads, which are the columns of its scores: a repeat
 // of 64 lanes holds whole rows, so that maxima, totals and scaling by head need no reduction
@@ -16,6 +20,7 @@ class VectorSide : VectorOutput<T, S> {
       : Base(a, t),
         tasks_(t, a.requests, GetBlockIdx() / 2),
         work_(a.workspace, GetBlockIdx() / 2),
+        sums_(a, t, work_),
         counter_(a, t, P::INDICES),
         packed_(a, t, P::ROWS, P::OUT) {}
 
@@ -25,7 +30,7 @@ class VectorSide : VectorOutput<T, S> {
     for (int32_t tile = 0;; ++tile) {
       while (known <= tile + AHEAD && next(tiles_[known % KEPT])) ++known;
       if (tile < known) weigh(tiles_[tile % KEPT]);
-      if (tile > 0) add_products(tiles_[(tile - 1) % KEPT]);
+      if (tile > 0) settle(tiles_[(tile - 1) % KEPT]);
       if (tile >= known) break;
     }
     end();
@@ -35,8 +40,7 @@ class VectorSide : VectorOutput<T, S> {
   using Base = VectorOutput<T, S>;
   using typename Base::P;
   using Base::t_, Base::half_, Base::sub_, Base::WEIGHTS_OUT, Base::RESULT_OUT;
-  using Base::vector, Base::spread, Base::sums;
-  using Base::store_rows, Base::store_part, Base::store_statistics;
+  using Base::vector, Base::spread, Base::store_rows, Base::store_part;
   template <class U = float>
   __aicore__ inline LocalTensor<U> ub(uint32_t at, uint32_t elements) const {
     return Base::template ub<U>(at, elements);
@@ -49,27 +53,29 @@ class VectorSide : VectorOutput<T, S> {
   };
   // Tiles whose packed rows are made before the softmax of a tile, and tiles that are remembered.
   static constexpr int32_t AHEAD = S::PACKED ? ROW_TILES - 1 : 0, KEPT = ROW_TILES + 1;
-  enum Event : int32_t { SCORES_IN = 0, PRODUCT_IN = 1 };  // MTE2_V and V_MTE2
+  // Weights up to exp(SLACK), which F16 holds.
+  static constexpr float SLACK = 8.0f;
+  enum Event : int32_t { SCORES_IN = 0, SUMS_IN = 1 };  // MTE2_V and V_MTE2
 
   // A buffer is taken before it is filled and freed once it was read; at first all are free.
   __aicore__ inline void take_scores() { WaitFlag<HardEvent::V_MTE2>(SCORES_IN); }
   __aicore__ inline void free_scores() { SetFlag<HardEvent::V_MTE2>(SCORES_IN); }
-  __aicore__ inline void take_product(int32_t i) { WaitFlag<HardEvent::V_MTE2>(PRODUCT_IN + i); }
-  __aicore__ inline void free_product(int32_t i) { SetFlag<HardEvent::V_MTE2>(PRODUCT_IN + i); }
+  __aicore__ inline void take_sums(int32_t i) { WaitFlag<HardEvent::V_MTE2>(SUMS_IN + i); }
+  __aicore__ inline void free_sums(int32_t i) { SetFlag<HardEvent::V_MTE2>(SUMS_IN + i); }
   __aicore__ inline void take_weights() { WaitFlag<HardEvent::MTE3_V>(WEIGHTS_OUT); }
   __aicore__ inline void free_weights() { SetFlag<HardEvent::MTE3_V>(WEIGHTS_OUT); }
 
   __aicore__ inline void begin() {
     free_scores();
-    free_product(0);
-    free_product(1);
+    free_sums(0);
+    free_sums(1);
     free_weights();
     if constexpr (S::PACKED) packed_.begin();
   }
   __aicore__ inline void end() {
     take_scores();
-    take_product(0);
-    take_product(1);
+    take_sums(0);
+    take_sums(1);
     take_weights();
     if constexpr (S::PACKED) packed_.end();
   }
@@ -100,17 +106,14 @@ class VectorSide : VectorOutput<T, S> {
   __aicore__ inline void weigh(const Tile& tile) {
     const LocalTensor<float> scores = ub(P::SCORES, P::SCORES_BYTES / 4);
     const int32_t count = tile.keys * half_, repeats = (count + LANES - 1) / LANES;
-    int32_t& turn = turns_[tile.parity];
-    const LocalTensor<float> old = vector(P::MAXIMA, 2 * tile.parity + turn);
+    const LocalTensor<float> peak = vector(P::MAXIMA, tile.parity);
+    const LocalTensor<float> reference = vector(P::REFERENCES, tile.parity);
     if (tile.first) {
-      Duplicate(old, NO_KEY, LANES);
+      Duplicate(peak, NO_KEY, LANES);
+      Duplicate(reference, LOWEST, LANES);
       Duplicate(vector(P::TOTALS, tile.parity), 0.0f, LANES);
-      PipeBarrier<PIPE_V>();
     }
     if (tile.keys == 0) return;
-    turn ^= 1;
-    const LocalTensor<float> peak = vector(P::MAXIMA, 2 * tile.parity + turn);
-    Adds(peak, old, 0.0f, LANES);
     CrossCoreWaitFlag(SCORES_READY);
     take_scores();
     DataCopy(scores, work_.scores[(tile.number % 2 * 2 + sub_) * S::TILE * half_], count);
@@ -127,23 +130,70 @@ class VectorSide : VectorOutput<T, S> {
     }
     Copy(peak[half_], peak, half_, LANES / half_ - 1, CopyRepeatParams(1, 1, half_ / 8, 0));
     PipeBarrier<PIPE_V>();
-    exponentials(tile, scores, old, peak, repeats);
+    if (tile.first) {
+      Maxs(reference, peak, LOWEST, LANES);
+      PipeBarrier<PIPE_V>();
+    } else if (grown(peak, reference)) {
+      scale_sums(tile, peak, reference);
+    }
+    exponentials(tile, scores, reference, repeats);
   }
 
-  // weights = exp(scores - maximum), their totals, and the factor of what was summed before.
-  __aicore__ inline void exponentials(const Tile& tile, const LocalTensor<float>& scores,
-                                      const LocalTensor<float>& old, const LocalTensor<float>& peak,
-                                      int32_t repeats) {
+  // Whether a maximum is far above its reference, or not a number.
+  __aicore__ inline bool grown(const LocalTensor<float>& peak,
+                               const LocalTensor<float>& reference) {
+    const LocalTensor<float> growth = vector(P::ADDED), most = vector(P::FACTOR);
+    Sub(growth, peak, reference, LANES);
+    PipeBarrier<PIPE_V>();
+    WholeReduceMax(most, growth, LANES, 1, 1, 1, 8);
+    SetFlag<HardEvent::V_S>(0);
+    WaitFlag<HardEvent::V_S>(0);
+    const float value = most.GetValue(0);
+    SetFlag<HardEvent::S_V>(0);
+    WaitFlag<HardEvent::S_V>(0);
+    return !(value <= SLACK);
+  }
+
+  // Makes the maxima the references of what has been summed.
+  __aicore__ inline void scale_sums(const Tile& tile, const LocalTensor<float>& peak,
+                                    const LocalTensor<float>& reference) {
     const LocalTensor<float> safe = vector(P::SAFE), factor = vector(P::FACTOR);
-    const LocalTensor<float> added = vector(P::ADDED);
-    const LocalTensor<T> weights = ub<T>(P::WEIGHTS, P::WEIGHTS_BYTES / sizeof(T));
+    const LocalTensor<float> total = vector(P::TOTALS, tile.parity);
+    const GlobalTensor<float> sums = sums_.of(tile.task)[sub_ * half_ * COLUMNS];
     Maxs(safe, peak, LOWEST, LANES);
+    PipeBarrier<PIPE_V>();
+    Sub(factor, reference, safe, LANES);
+    PipeBarrier<PIPE_V>();
+    Adds(reference, safe, 0.0f, LANES);
+    Exp(factor, factor, LANES);
+    PipeBarrier<PIPE_V>();
+    Mul(total, total, factor, LANES);
+    Brcb(spread(), factor, half_ / 8, BrcbRepeatParams(1, 8));
+    PipeBarrier<PIPE_V>();
+    wait_products(tile.number);
+    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) {
+      const GlobalTensor<float> place = sums[chunk * t_.group * COLUMNS];
+      const LocalTensor<float> in = load_sums(place, chunk), out = ub(P::OUT, half_ * COLUMNS);
+      for (int32_t at = 0; at < COLUMNS; at += LANES)
+        Mul(out[at], in[at], spread(), LANES, half_,
+            BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
+      free_sums(chunk % 2);
+      SetFlag<HardEvent::V_MTE3>(RESULT_OUT);
+      WaitFlag<HardEvent::V_MTE3>(RESULT_OUT);
+      DataCopy(place, out, half_ * COLUMNS);
+      SetFlag<HardEvent::MTE3_V>(RESULT_OUT);
+      WaitFlag<HardEvent::MTE3_V>(RESULT_OUT);
+    }
+  }
+
+  // weights = exp(scores - reference), and their totals.
+  __aicore__ inline void exponentials(const Tile& tile, const LocalTensor<float>& scores,
+                                      const LocalTensor<float>& reference, int32_t repeats) {
+    const LocalTensor<float> added = vector(P::ADDED), total = vector(P::TOTALS, tile.parity);
+    const LocalTensor<T> weights = ub<T>(P::WEIGHTS, P::WEIGHTS_BYTES / sizeof(T));
+    Sub(scores, scores, reference, LANES, repeats, BinaryRepeatParams(1, 1, 1, 8, 8, 0));
     Duplicate(added, 0.0f, LANES);
     PipeBarrier<PIPE_V>();
-    Sub(factor, old, safe, LANES);
-    Sub(scores, scores, safe, LANES, repeats, BinaryRepeatParams(1, 1, 1, 8, 8, 0));
-    PipeBarrier<PIPE_V>();
-    Exp(factor, factor, LANES);
     Exp(scores, scores, repeats * LANES);
     PipeBarrier<PIPE_V>();
     take_weights();
@@ -157,100 +207,85 @@ class VectorSide : VectorOutput<T, S> {
 
     Add(added, scores, added, LANES, repeats, BinaryRepeatParams(1, 1, 1, 0, 8, 0));
     free_scores();
-    Brcb(spread(tile.number % 2), factor, half_ / 8, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
     for (int32_t lanes = LANES / 2; lanes >= half_; lanes /= 2) {
       Add(added, added, added[lanes], lanes);
       PipeBarrier<PIPE_V>();
     }
-    FusedMulAdd(vector(P::TOTALS, tile.parity), factor, added, half_);
+    Add(total, total, added, half_);
   }
 
-  // sums = sums * factor + products of the tile.
-  __aicore__ inline void add_products(const Tile& tile) {
-    if (t_.direct) {
-      finish_direct(tile);
-      return;
-    }
-    if (tile.first) {
-      Duplicate(ub(P::SUMS, P::SUMS_BYTES / 4), 0.0f, half_ * S::LATENT);
-      PipeBarrier<PIPE_V>();
-    }
-    if (tile.keys > 0) {
-      CrossCoreWaitFlag(PRODUCT_READY);
-      for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk) add_chunk(tile, chunk);
-    }
-    if (tile.last) finish(tile);
+  // Until the cube has added the products of the first `count` tiles.
+  __aicore__ inline void wait_products(int32_t count) {
+    for (; products_ < count; ++products_) CrossCoreWaitFlag(PRODUCT_READY);
   }
 
-  __aicore__ inline void add_chunk(const Tile& tile, int32_t chunk) {
+  // A chunk of this AIV's sums on its way to V; its buffer is chunk % 2.
+  __aicore__ inline LocalTensor<float> load_sums(const GlobalTensor<float>& from, int32_t chunk) {
     const int32_t buffer = chunk % 2;
-    const LocalTensor<float> added =
-        ub(P::PRODUCT + buffer * P::PRODUCT_BYTES, P::PRODUCT_BYTES / 4);
-    const int32_t row = (tile.number % 2 * S::CHUNKS + chunk) * t_.group + sub_ * half_;
-    take_product(buffer);
-    DataCopy(added, work_.products[row * COLUMNS], half_ * COLUMNS);
-    SetFlag<HardEvent::MTE2_V>(PRODUCT_IN + buffer);
-    WaitFlag<HardEvent::MTE2_V>(PRODUCT_IN + buffer);
-    for (int32_t at = 0; at < COLUMNS; at += LANES)
-      FusedMulAdd(sums(chunk)[at], spread(tile.number % 2), added[at], LANES, half_,
-                  BinaryRepeatParams(1, 0, 1, COLUMNS / 8, 1, COLUMNS / 8));
-    free_product(buffer);
+    const LocalTensor<float> in = ub(P::SUMS + buffer * P::SUMS_BYTES, P::SUMS_BYTES / 4);
+    take_sums(buffer);
+    DataCopy(in, from, half_ * COLUMNS);
+    SetFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
+    WaitFlag<HardEvent::MTE2_V>(SUMS_IN + buffer);
+    return in;
   }
 
-  __aicore__ inline void copy_statistics(const Tile& tile) {
-    const LocalTensor<float> statistics = ub(P::STATISTICS, 2 * LANES);
-    Adds(statistics, vector(P::MAXIMA, 2 * tile.parity + turns_[tile.parity]), 0.0f, half_);
-    Adds(statistics[LANES], vector(P::TOTALS, tile.parity), 0.0f, half_);
-  }
-
-  // The one tile of a part: its products stay where the cube left them, or become zero.
-  __aicore__ inline void finish_direct(const Tile& tile) {
+  // After the products of a tile.
+  __aicore__ inline void settle(const Tile& tile) {
+    if (tile.keys > 0) wait_products(tile.number + 1);
+    if (!tile.last) return;
     PipeBarrier<PIPE_V>();
-    copy_statistics(tile);
-    if (tile.keys == 0) Duplicate(ub(P::SUMS, P::SUMS_BYTES / 4), 0.0f, half_ * COLUMNS);
-    SetFlag<HardEvent::V_MTE3>(RESULT_OUT);
-    WaitFlag<HardEvent::V_MTE3>(RESULT_OUT);
-    store_statistics(tile.task);
-    if (tile.keys > 0) {
-      CrossCoreWaitFlag(PRODUCT_READY);
-      return;
-    }
-    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk)
-      DataCopy(work_.products[(chunk * t_.group + sub_ * half_) * COLUMNS], sums(0),
-               half_ * COLUMNS);
+    if (t_.parts > 1) finish_part(tile);
+    else finish(tile);
+  }
+
+  __aicore__ inline void finish_part(const Tile& tile) {
+    const LocalTensor<float> statistics = ub(P::STATISTICS, 3 * LANES);
+    Adds(statistics, vector(P::MAXIMA, tile.parity), 0.0f, half_);
+    Adds(statistics[LANES], vector(P::REFERENCES, tile.parity), 0.0f, half_);
+    Adds(statistics[2 * LANES], vector(P::TOTALS, tile.parity), 0.0f, half_);
+    store_part(tile.task, sums_.of(tile.task), tile.keys == 0);
   }
 
   __aicore__ inline void finish(const Tile& tile) {
-    const LocalTensor<float> total = vector(P::TOTALS, tile.parity);
-    copy_statistics(tile);
-    if (t_.parts > 1) {
-      store_part(tile.task);
-      return;
-    }
+    const LocalTensor<float> total = vector(P::TOTALS, tile.parity), safe = vector(P::SAFE);
+    const LocalTensor<float> peak = vector(P::MAXIMA, tile.parity), factor = vector(P::FACTOR);
+    const LocalTensor<float> statistics = ub(P::STATISTICS, 3 * LANES);
+    Maxs(factor, peak, LOWEST, half_);
     // A total is 1 or more, or 0 where there was no key.
-    Maxs(vector(P::SAFE), total, 0.5f, half_);
+    Maxs(safe, total, 0.5f, half_);
+    Adds(statistics, peak, 0.0f, half_);
     PipeBarrier<PIPE_V>();
-    Brcb(spread(2), vector(P::SAFE), half_ / 8, BrcbRepeatParams(1, 8));
+    Sub(factor, vector(P::REFERENCES, tile.parity), factor, half_);
+    Brcb(spread(), safe, half_ / 8, BrcbRepeatParams(1, 8));
     PipeBarrier<PIPE_V>();
-    for (int32_t chunk = 0; chunk < S::CHUNKS; ++chunk)
+    Exp(factor, factor, half_);
+    PipeBarrier<PIPE_V>();
+    Mul(statistics[LANES], total, factor, half_);
+    const LocalTensor<T> out = ub<T>(P::OUT, half_ * S::LATENT);
+    if (tile.keys == 0) Duplicate(ub(P::OUT, P::OUT_BYTES / 4), 0.0f, P::OUT_BYTES / 4);
+    for (int32_t chunk = 0; tile.keys > 0 && chunk < S::CHUNKS; ++chunk) {
+      const int32_t row = chunk * t_.group + sub_ * half_;
+      const LocalTensor<float> in = load_sums(sums_.of(tile.task)[row * COLUMNS], chunk);
       for (int32_t at = 0; at < COLUMNS; at += LANES)
-        Div(sums(chunk)[at], sums(chunk)[at], spread(2), LANES, half_,
+        Div(in[at], in[at], spread(), LANES, half_,
             BinaryRepeatParams(1, 1, 0, COLUMNS / 8, COLUMNS / 8, 1));
-    PipeBarrier<PIPE_V>();
-    const int32_t count = half_ * S::LATENT;
-    Cast(ub<T>(P::OUT, count), ub(P::SUMS, count), RoundMode::CAST_RINT, count);
+      PipeBarrier<PIPE_V>();
+      Cast(out[chunk * half_ * COLUMNS], in, RoundMode::CAST_RINT, half_ * COLUMNS);
+      free_sums(chunk % 2);
+    }
     store_rows(tile.task);
   }
 
   Tasks tasks_;
   Workspace<T, S> work_;
+  Sums<T, S> sums_;
   KeyCount counter_;
   PackedRows<T, S> packed_;
   Tile tiles_[KEPT];
   Task task_;
-  int32_t turns_[2] = {0, 0};
-  int32_t parity_ = 0, left_ = 0, number_ = 0;
+  int32_t parity_ = 0, left_ = 0, number_ = 0, products_ = 0;
 };
 
 }  // namespace sfa

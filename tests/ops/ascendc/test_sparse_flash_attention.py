@@ -50,6 +50,7 @@ class Scene:
     with_rope: bool = True
     cores: int = 2
     least: int = 1 << 20
+    scale: float = SCALE
 
     def arguments(self, seed: int = 0) -> dict[str, Any]:
         """Of ``emulated.checked``; rows of nobody are NaN."""
@@ -72,7 +73,7 @@ class Scene:
         requests = Queries(starts, [q for q, _ in self.requests], tokens)
         indices = self._indices(gen)
         return {
-            "kind": self.kind, "query": queries, "key": parts, "indices": indices, "scale": SCALE,
+            "kind": self.kind, "query": queries, "key": parts, "indices": indices, "scale": self.scale,
             "block": self.block, "requests": requests, "keys": keys, "causal": self.causal,
         }  # fmt: skip
 
@@ -118,8 +119,13 @@ SCENES = {
     "groups": Scene(((1, 120), (2, 31)), 100, slots=90, cores=2, page=48),
     "parts": Scene(((1, 300), (1, 25)), 20, slots=150, cores=13, least=16),
     "many_parts": Scene(((1, 300),), 64, slots=298, cores=6, least=8, holes=20),
+    # Blocks with several parts, the second of some without keys.
+    "turns": Scene(((1, 900), (1, 20)), slots=900, cores=3, least=8),
+    # Maxima that grow so much that what was summed is scaled.
+    "steep": Scene(((1, 230), (2, 150)), 40, slots=200, cores=2, scale=1.0),
+    "steep_parts": Scene(((1, 300),), 64, slots=298, cores=3, least=8, scale=1.0),
     # Parts of one tile, some of them empty.
-    "direct": Scene(((1, 300), (1, 20)), 64, slots=200, cores=17, least=8, holes=20),
+    "one_tile": Scene(((1, 300), (1, 20)), 64, slots=200, cores=17, least=8, holes=20),
     "blocks_of_keys": Scene(((2, 90), (1, 61)), slots=30, block=4, page=16, cores=1),
     "plain": Scene(((2, 70),), 32, slots=64, with_rope=False, causal=False, cores=1),
     "packed": Scene(((1, 130), (2, 57), (1, 3)), 24, slots=120, kind=PACKED, page=32, cores=2),
