@@ -1,0 +1,75 @@
+"""The fitted numbers of the performance model: what each is, and between which bounds it may lie.
+
+``parameters.toml`` holds the values; ``python -m tools.calibrate_planner`` writes it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).parent / "parameters.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Twelve numbers; shares are of the die's published peak.
+
+    Attributes:
+        gemm: share of the matrix peak that a large product reaches.
+        hbm: share of the memory bandwidth that streams of weights and caches reach.
+        gather: share of it that sparse attention reaches while it collects single tokens.
+        attention: share of the BF16 peak that attention and the indexer reach.
+        link: share of the link's bandwidth that a collective reaches.
+        moe_us: latency of dispatch and combine of one layer, microseconds.
+        tp_us: latency of one collective over TP ranks.
+        layer_us: all other kernels of a layer in a captured graph.
+        eager_us: what a layer takes more outside of a graph.
+        host_ms: host work between two steps, milliseconds.
+        draft_ms: host work of one pass of the MTP layer.
+        imbalance: tokens of the busiest die over the mean where routing is not forced even.
+    """
+
+    gemm: float
+    hbm: float
+    gather: float
+    attention: float
+    link: float
+    moe_us: float
+    tp_us: float
+    layer_us: float
+    eager_us: float
+    host_ms: float
+    draft_ms: float
+    imbalance: float
+
+
+# From what hardware and the sources of deploy/README.md make possible, set before the fit.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "gemm": (0.20, 0.85),
+    "hbm": (0.50, 0.90),
+    "gather": (0.03, 0.60),
+    "attention": (0.05, 0.66),
+    "link": (0.10, 0.70),
+    "moe_us": (100.0, 550.0),
+    "tp_us": (5.0, 120.0),
+    "layer_us": (40.0, 500.0),
+    "eager_us": (0.0, 4000.0),
+    "host_ms": (1.0, 25.0),
+    "draft_ms": (0.0, 8.0),
+    "imbalance": (1.0, 1.8),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The parameters' names in order."""
+    return tuple(item.name for item in fields(Parameters))
+
+
+@cache
+def fitted(path: Path = FILE) -> Parameters:
+    """The calibrated values."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))["value"]
+    return Parameters(**{name: float(values[name]) for name in names()})
