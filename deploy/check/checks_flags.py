@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glm5_ascend.deploy.check.command_line import Option, ServeCommand, whole_number
-from glm5_ascend.deploy.check.context import Context
+from glm5_ascend.deploy.catalogue.releases import Release
+from glm5_ascend.deploy.check.command_line import (
+    Option,
+    ServeCommand,
+    long_name,
+    whole_number,
+)
+from glm5_ascend.deploy.check.context import Context, is_open
 from glm5_ascend.deploy.check.near import mended_json, nearest
 from glm5_ascend.deploy.check.rule import Condition, Mend, check
 
@@ -39,17 +45,26 @@ def _known(option: Option, context: Context) -> bool:
     return name in context.release.flags or context.release.flags.get(negative) == "switch"
 
 
-def _completes(name: str, context: Context) -> bool:
-    """Whether argparse would complete the flag, which it does for an unambiguous beginning."""
-    if len([flag for flag in context.release.flags if flag.startswith(name)]) == 1:
-        return name.startswith("--")
-    return False
+def completed(command: ServeCommand, release: Release) -> ServeCommand:
+    """The command with abbreviated flags under their full names, as argparse takes them."""
+    options = []
+    for option in command.options:
+        found = [flag for flag in release.flags if flag.startswith(option.name)]
+        is_short = option.name.startswith("--") and option.name not in release.flags
+        options.append(replace(option, name=found[0]) if is_short and len(found) == 1 else option)
+    return replace(command, options=tuple(options))
 
 
 @check
 def names(context: Context) -> Iterator[Condition]:
     for option in context.command.options:
-        if _known(option, context) or _completes(option.name, context) or option.name == "-O":
+        if _known(option, context) or option.name == "-O":
+            written = long_name(option.spelled or option.name)
+            if written != option.name:
+                new = replace(option, spelled="")
+                detail = f"{option.spelled} for {option.name}"
+                mend = replace_option(option, new)
+                yield Condition("flag-abbreviated", option.name, detail, mend=mend)
             continue
         is_single = not option.name.startswith("--")
         flags = set(context.release.flags)
@@ -68,7 +83,7 @@ def names(context: Context) -> Iterator[Condition]:
 def values(context: Context) -> Iterator[Condition]:
     for option in context.command.options:
         kind = context.release.flags.get(option.name, "")
-        if kind in ("", "switch") or option.path:
+        if kind in ("", "switch") or option.path or is_open("".join(option.values)):
             continue
         if not option.values:
             yield Condition("flag-value-missing", option.name, option.spelled)

@@ -27,6 +27,7 @@ _SCHEDULERS = (
 )
 # These have rules of their own, which say what to write instead.
 _C8_KEYS = ("enable_sparse_c8", "enable_sparse_sfa_c8", "enable_sparse_li_c8")
+_TYPO = 0.88
 _ENGINE_NAMES = re.compile(r"VLLM_[A-Z0-9_]+")
 
 
@@ -176,8 +177,9 @@ def variables(context: Context) -> Iterator[Condition]:
         if others:
             yield _ignored(name, others, context)
             continue
-        meant = nearest(name, known) if "_" in name else None
-        if meant is None and not _ENGINE_NAMES.fullmatch(name):
+        is_nobodys = name in moved()["nobody"]["names"]
+        meant = nearest(name, known, _TYPO) if "_" in name and not is_nobodys else None
+        if meant is None and not (is_nobodys or _ENGINE_NAMES.fullmatch(name)):
             continue
         yield Condition(
             "env-unknown",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from glm5_ascend.deploy.check.checks_transfer import TRANSFER
 from glm5_ascend.deploy.check.command_line import ServeCommand, whole_number
-from glm5_ascend.deploy.check.context import Context, truth
+from glm5_ascend.deploy.check.context import Context, is_open, truth
 from glm5_ascend.deploy.check.rule import Condition, Mend, check
 
 MIB = 1 << 20
@@ -73,11 +73,11 @@ def buffers(context: Context) -> Iterator[Condition]:
     text = env.get(BUFFER, str(DEFAULT_BUFFER))
     given = whole_number(text)
     if given is None:
-        if "$" not in text:
+        if not is_open(text):
             yield Condition("hccl-number", BUFFER, text)
         return
     step = context.largest_step
-    if context.role == "kv_producer" or model is None or step is None or not _uses_mc2(context):
+    if model is None or step is None or not _uses_mc2(context):
         return
     tokens = math.ceil(step / context.tp)
     needed = buffer_mib(
@@ -86,13 +86,13 @@ def buffers(context: Context) -> Iterator[Condition]:
     is_hierarchical = truth(env.get("HCCL_INTRA_PCIE_ENABLE")) and context.chip == "A2"
     if is_hierarchical and not truth(env.get("HCCL_INTRA_ROCE_ENABLE", "0")):
         needed = hierarchical_mib(tokens, model.hidden, model.experts, model.experts_per_token)
-    if context.fused_mc2 in (1, True):
-        needed = max(needed, fused_mib(tokens, model.hidden, model.experts_per_token))
+    fused = context.fused_mc2 in (1, 2, True) and context.chip != "A2"
+    least = fused_mib(tokens, model.hidden, model.experts_per_token) if fused else needed
     if given >= needed:
         return
     wanted = _up(math.ceil(needed), 64)
     yield Condition(
-        "hccl-buffer",
+        "hccl-buffer" if given < least else "hccl-buffer-unfused",
         BUFFER,
         f"{given} MiB for {tokens} tokens per rank, {needed:.0f} are needed",
         f"write {BUFFER}={wanted}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm5_ascend.deploy.check.context import Context
+from glm5_ascend.deploy.check.context import Context, is_open
 from glm5_ascend.deploy.check.rule import Condition, check
 
 _NIC = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -18,6 +18,8 @@ def ranks(context: Context) -> Iterator[Condition]:
     rank = command.whole("--data-parallel-rank", 0)
     local = command.whole("--data-parallel-size-local", 0)
     if command.given("--data-parallel-rank") and context.dp == 1:
+        if is_open(command.text("--data-parallel-size")):
+            return
         yield Condition("dp-external", "--data-parallel-rank")
     elif rank >= context.dp and command.given("--data-parallel-rank"):
         yield Condition("dp-rank", "--data-parallel-rank", f"rank {rank} of {context.dp}")
@@ -94,5 +96,5 @@ def sums(context: Context) -> Iterator[Condition]:
         yield Condition("peers-dp-sum", "--data-parallel-size", detail)
     for flag in (_ADDRESS, "--data-parallel-rpc-port"):
         values = {m.command.text(flag) for m in members if m.command.given(flag)}
-        if len(values) > 1 and not any("$" in value for value in values):
+        if len(values) > 1 and not any(map(is_open, values)):
             yield Condition("peers-dp-address", flag, " and ".join(sorted(values)))

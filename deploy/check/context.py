@@ -19,6 +19,8 @@ PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 SFA, LI = "sfa", "li"
 INT8 = ("int8", "fp8")
 GRAPH_CEILING = 512  # vLLM captures no larger batch by default
+_OWN_SIZES = {"--data-parallel-size": "dp_size", "--tensor-parallel-size": "tp_size"}
+_HOLDER = re.compile(r"\{\{.*\}\}|[A-Z]+(_[A-Z]+)+")
 _NAME = re.compile(r"glm-?5(\.[123])?(-flash)?(?![\d.])", re.IGNORECASE)
 _QUANT = re.compile(r"w(4|8|16)a(4|8|16)(c8)?", re.IGNORECASE)
 
@@ -34,6 +36,7 @@ class Launch:
         mounts: paths of the host.
         proxy: words of a proxy's command in the same file.
         breaks: line numbers where blanks behind a backslash end the command.
+        copies: processes of external data parallelism that one template starts here.
     """
 
     image: str = ""
@@ -42,6 +45,7 @@ class Launch:
     mounts: tuple[str, ...] = ()
     proxy: tuple[str, ...] = ()
     breaks: tuple[int, ...] = ()
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,17 @@ class Context:
         return bool(self.model and self.model.index_layers < self.model.layers)
 
     def size(self, name: str) -> int:
-        """A parallel size, 1 by default."""
+        """A parallel size, 1 by default.
+
+        Where a template leaves it open, the own side of the transfer config tells it.
+        """
+        if is_open(self.command.text(name)):
+            side = {PRODUCER: "prefill", CONSUMER: "decode"}.get(self.role, "")
+            found = self.connector("Mooncake") or {}
+            sizes = found.get("kv_connector_extra_config")
+            own = sizes.get(side) if isinstance(sizes, Mapping) else None
+            value = own.get(_OWN_SIZES.get(name)) if isinstance(own, Mapping) else None
+            return value if isinstance(value, int) and value > 0 else 1
         return max(self.command.whole(name, 1), 1)
 
     @cached_property
@@ -223,11 +237,16 @@ class Context:
 
     @cached_property
     def largest_step(self) -> int | None:
-        """Tokens of the largest decode step of a DP rank that graphs are captured for."""
+        """Tokens of the largest decode step of a DP rank that graphs are captured for.
+
+        Without graphs the engine counts its sequences.
+        """
         if self.capture_sizes:
             return max(self.capture_sizes)
         if self.sequences is None:
             return None
+        if self.is_eager:
+            return min(self.sequences, GRAPH_CEILING)
         tokens = self.sequences * (1 + self.drafts)
         return min(tokens, GRAPH_CEILING, self.batched or GRAPH_CEILING)
 
@@ -299,13 +318,18 @@ class Context:
     def local_ranks(self) -> int:
         """DP ranks that this command starts."""
         if self.command.given("--data-parallel-rank"):
-            return 1
+            return self.launch.copies
         return self.command.whole("--data-parallel-size-local", 0) or self.dp
 
     @cached_property
     def is_multi_node(self) -> bool:
         """Whether other servers belong to the same engine."""
         return self.size("--nnodes") > 1 or (self.local_ranks < self.dp)
+
+
+def is_open(text: str) -> bool:
+    """Whether a value is left to whoever runs the command: a variable, or a place holder."""
+    return "$" in text or text.startswith("<") or bool(_HOLDER.fullmatch(text))
 
 
 def truth(value: object) -> bool:

@@ -11,15 +11,15 @@ _CLOSE = 0.75
 _MISSING_COLON = re.compile(r'("[\w.-]+")\s+(?=["{\[\d]|true|false|null)')
 
 
-def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that ``word`` is most likely meant to be; None where none is close.
+def nearest(word: str, known: Collection[str], close: float = _CLOSE) -> str | None:
+    """The known word that ``word`` is most likely meant to be; None where none is ``close``.
 
-    Case, dashes and underscores count little.
+    Case, dashes and underscores count little; 1 is equality.
     """
     plain = {_plain(name): name for name in sorted(known)}
     if _plain(word) in plain:
         return plain[_plain(word)]
-    found = difflib.get_close_matches(_plain(word), list(plain), 1, _CLOSE)
+    found = difflib.get_close_matches(_plain(word), list(plain), 1, close)
     return plain[found[0]] if found else None
 
 

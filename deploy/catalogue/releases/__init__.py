@@ -120,8 +120,18 @@ def releases_with_key(key: str) -> list[str]:
 
 
 def releases_with_variable(name: str) -> list[str]:
-    """Versions that read the variable, oldest first."""
-    return [known.text for known in engine_releases.RELEASES if name in _ascend(known.text)[1]]
+    """Versions that read the variable, or whose vLLM does, oldest first."""
+    return [known.text for known in engine_releases.RELEASES if name in _variables(known.text)]
+
+
+def _variables(version: str) -> frozenset[str]:
+    table: Any = read("matrix.toml", _FOLDER)[f"release {version}"]
+    return _ascend(version)[1] | _vllm_variables(table["vllm"])
+
+
+@cache
+def _vllm_variables(version: str) -> frozenset[str]:
+    return frozenset(_read(f"vllm-{version}.toml")["variables"]["vllm"])
 
 
 @cache

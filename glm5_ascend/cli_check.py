@@ -1,0 +1,59 @@
+"""``check`` and ``doctor``: parse, import the work of one command, run it, print its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from glm5_ascend import console
+from glm5_ascend.cli_base import DIRECTORY, Glm5Command, PathType
+
+_FILE = PathType(path_type=Path, dir_okay=False, readable=False)
+
+
+@click.command(cls=Glm5Command, short_help="Say whether a serve command is right for a release.")
+@click.argument("files", nargs=-1, metavar="[FILE|-]...")
+@click.option(
+    "--for",
+    "engine",
+    required=True,
+    metavar="VERSION",
+    help="Release: vllm-ascend==0.30.0rc2, or 0.30 for the newest of a series.",
+)
+@click.option("--hw", metavar="SKU[:SERVERS]", help="Servers: a2:1, a3-752t:4; sharpens rules.")
+@click.option("--model", type=DIRECTORY, help="Folder of the checkpoint; its headers are read.")
+@click.option("--pid", "pids", type=click.IntRange(1), multiple=True, help="A running server.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option("--fix", is_flag=True, help="Print the repaired commands.")
+@click.option("--in-place", is_flag=True, help="Repair the files; the old ones stay as .bak.")
+@click.option("--sarif", type=_FILE, help="Write the findings as SARIF.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(
+    files: tuple[str, ...], pids: tuple[int, ...], sarif: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Check `vllm serve` commands against one release of vllm-ascend.
+
+    FILE is a command line, a shell script, docker run, a compose file, a vllm-ascend CI YAML or a
+    Kubernetes manifest; - is standard input. Several files are one deployment. Nothing is started.
+    What cannot be repaired by --fix stays and is reported on stderr.
+
+    \b
+    Example:
+      glm5-ascend check serve.sh --for vllm-ascend==0.30.0rc2 --hw a3:2
+    """
+    if not files and not pids:
+        raise click.UsageError("give a FILE, - for standard input, or --pid")
+    from glm5_ascend.deploy.check.run import Options, run, text_of, write_sarif
+
+    report = run(Options(files=files, pids=pids, **options))
+    if sarif is not None:
+        write_sarif(report, sarif)
+    console.emit(report.as_dict(), report.as_text(), as_json=as_json)
+    for backup in report.backups:
+        console.note(f"kept {backup}")
+    if report.fixed and not as_json and report.remaining:
+        for line in text_of(report.remaining, report.commands, report.release.text).splitlines():
+            console.note(f"left: {line}")
+    return int(report.exit_code)
