@@ -1,0 +1,186 @@
+"""Compare this quantiser with others at equal schemes; fill the README's table.
+
+``python -m tools.compare_quantisers`` quantises the small model with every contestant
+(``tools/peers/contestants.py``), loads each result into this project's offline model, which
+quantises activations as the NPU does, and measures KL to the BF16 model on text that nobody
+calibrated on. Rows go to ``tools/results/quantisers.jsonl``. ``--render`` only renders, ``--check``
+fails where README, rows and model do not belong together. A contestant without a result is
+skipped with its reason, and a goal that lacks its peer is not reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glm5_ascend.console import note
+from glm5_ascend.demo import SMALL_MODEL
+from tools.peers import inside_patches
+from tools.peers.container import weights
+from tools.peers.contestants import OURS, Contestant, Skipped, Workshop, contestants
+from tools.peers.install import CACHE, PEERS
+from tools.peers.table import README, ROWS, last_run, markdown, problems, rendered
+from tools.results_table import provenance, sha256
+
+Row = dict[str, Any]
+
+# Ours over the peer's best, mean KL to BF16.
+GOALS = {
+    ("msmodelslim", "w4a8"): 0.75,
+    ("llm-compressor", "w4a8"): 0.75,
+    ("msmodelslim", "w8a8"): 0.9,
+    ("llm-compressor", "w8a8"): 0.9,
+}
+_REFERENCE = "bf16"
+
+
+def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int) -> Iterator[Row]:
+    """Yield one row per contestant: its metrics, or why it has none."""
+    from glm5_ascend.quant.evaluation.windows import read_windows
+    from glm5_ascend.simulator.evaluate import bootstrap, evaluate, summarise
+    from glm5_ascend.simulator.model import OfflineModel
+    from glm5_ascend.simulator.offline_metrics import WindowScore
+
+    rows: dict[str, Row] = {}
+    models = {_REFERENCE: OfflineModel.load(shop.source)}
+    for contestant in wanted:
+        rows[contestant.name] = _described(contestant, shop)
+        try:
+            folder, cost = shop.build(contestant)
+        except Skipped as reason:
+            rows[contestant.name]["skipped"] = str(reason)
+            note(f"skipped {contestant.name}: {reason}")
+            continue
+        rows[contestant.name]["cost"] = asdict(cost)
+        rows[contestant.name]["schemes"] = _schemes(folder, shop.source)
+        models[contestant.name] = OfflineModel.load(folder)
+    text = read_windows(shop.source, models[_REFERENCE].config, None, tokens)
+    scores: dict[str, list[WindowScore]] = {name: [] for name in models}
+    for name, score in evaluate(models, text.windows, reference=_REFERENCE):
+        scores[name].append(score)
+        if name == _REFERENCE and len(scores[name]) % 10 == 0:
+            note(f"window {len(scores[name])} of {len(text.windows)}")
+    del scores[_REFERENCE]
+    for name, part in scores.items():
+        intervals = bootstrap(part)
+        rows[name]["text"] = text.as_dict()
+        rows[name]["metrics"] = {
+            key: {"value": value, "interval": list(intervals[key])}
+            for key, value in summarise(part).as_dict().items()
+        }
+        rows[name]["window_kl"] = [float(score.kl.sum()) for score in part]
+    yield from rows.values()
+
+
+def verdicts(rows: Sequence[Row]) -> Iterator[Row]:
+    """Ours against the best of each peer, per scheme; a missing side is a goal not reached."""
+    for (tool, scheme), goal in GOALS.items():
+        ours, peer = (_best(rows, name, scheme) for name in (OURS, tool))
+        row: Row = {"kind": "goal", "tool": tool, "scheme": scheme, "goal": goal, "reached": False}
+        if ours is None or peer is None:
+            row["missing"] = OURS if ours is None else tool
+        else:
+            row["ours"], row["peer"] = ours["name"], peer["name"]
+            row["ratio"], row["interval"] = ratio(ours["window_kl"], peer["window_kl"])
+            row["same_schemes"] = ours["schemes"] == peer["schemes"]
+            row["reached"] = row["ratio"] <= goal and row["same_schemes"]
+        yield row
+
+
+def ratio(
+    ours: Sequence[float], peer: Sequence[float], samples: int = 1000, seed: int = 0
+) -> tuple[float, list[float]]:
+    """Σ ours / Σ peer with its 95 % bootstrap interval; the same windows are drawn for both."""
+    a, b = np.array(ours), np.array(peer)
+    rows = np.random.default_rng(seed).integers(len(a), size=(samples, len(a)))
+    low, high = np.quantile(a[rows].sum(1) / b[rows].sum(1), [0.025, 0.975])
+    return float(a.sum() / b.sum()), [float(low), float(high)]
+
+
+def _best(rows: Sequence[Row], tool: str, scheme: str) -> Row | None:
+    found = [r for r in rows if r["tool"] == tool and r["scheme"] == scheme and "metrics" in r]
+    return min(found, key=lambda r: r["metrics"]["kl_mean"]["value"], default=None)
+
+
+def _described(contestant: Contestant, shop: Workshop) -> Row:
+    row: Row = {
+        "kind": "contestant",
+        "name": contestant.name,
+        "tool": contestant.tool,
+        "scheme": contestant.scheme,
+        "variant": contestant.variant,
+        "options": shlex.join(contestant.options),
+    }
+    if contestant.tool in PEERS:
+        row["version"] = PEERS[contestant.tool].version
+        row["patches"] = inside_patches(PEERS[contestant.tool].script)
+        row["calibration_sha256"] = sha256(shop.calibration)
+    return row
+
+
+def _schemes(folder: Path, source: Path) -> str:
+    """Digest of the scheme of every matrix of the main model's layers that the source has."""
+    known = weights(source)
+    mtp = f"layers.{json.loads((source / 'config.json').read_text())['num_hidden_layers']}."
+    found = {n: s for n, s in weights(folder).items() if n in known and mtp not in n}
+    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()[:16]
+
+
+def collect(shop: Workshop, names: Sequence[str], tokens: int, command: Sequence[str]) -> list[Row]:
+    """All rows of a run, contestants first."""
+    shared: Mapping[str, Any] = {
+        **provenance(command),
+        "model": shop.source.name,
+        "model_sha256": sha256(shop.source / "model.safetensors"),
+    }
+    wanted = [c for c in contestants() if not names or c.tool in names or c.name in names]
+    rows = list(measure(shop, wanted, tokens))
+    return [{**shared, **row} for row in (*rows, *verdicts(rows))]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line entry."""
+    parser = argparse.ArgumentParser(prog="tools.compare_quantisers", description=__doc__)
+    parser.add_argument("--model", type=Path, default=SMALL_MODEL, help="BF16 checkpoint, one file")
+    parser.add_argument("--venvs", type=Path, default=CACHE, help="environments of the peers")
+    parser.add_argument("--work", type=Path, help="keep what is made here, and use it again")
+    parser.add_argument("--samples", type=int, default=16, help="pieces of calibration text")
+    parser.add_argument("--tokens", type=int, default=51_200, help="tokens of evaluation text")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="of tools, variants"
+    )
+    parser.add_argument("--render", action="store_true", help="only fill README.md")
+    parser.add_argument("--check", action="store_true", help="only compare")
+    args = parser.parse_args(argv)
+    if args.check:
+        found = problems(README, ROWS, SMALL_MODEL)
+        print("\n".join(found), file=sys.stderr, end="\n" if found else "")
+        return int(bool(found))
+    if not args.render:
+        command = ["python", "-m", "tools.compare_quantisers", *argv]
+        with tempfile.TemporaryDirectory(prefix="glm5-ascend-quantisers-") as temporary:
+            work = args.work or Path(temporary)
+            work.mkdir(parents=True, exist_ok=True)
+            shop = Workshop(args.model, work, args.venvs, args.samples)
+            rows = collect(shop, args.only, args.tokens, command)
+        with ROWS.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if args.model == SMALL_MODEL:
+        table = markdown(last_run(ROWS, SMALL_MODEL.name))
+        print(table)
+        README.write_text(rendered(README.read_text(encoding="utf-8"), table), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
