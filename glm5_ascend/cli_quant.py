@@ -93,6 +93,27 @@ def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     default="cpu",
     help="Run the reference there; a device's bytes may differ in the last bit.",
 )
+@click.option(
+    "--calibration",
+    metavar="TEXT",
+    help="'default' or a file (text or JSONL): int4 modules by GPTQ, in w8a8 all of them.",
+)
+@click.option(
+    "--calibration-tokens", type=click.IntRange(min=16), help="Budget; recipes have 262144."
+)
+@click.option("--work-dir", type=DIRECTORY, help="For a calibration's activations, tens of GB.")
+@click.option(
+    "--propagate",
+    type=click.Choice(["quantised", "float"]),
+    default="quantised",
+    help="What a calibration's next layer sees: outputs of the rounded or of the float layer.",
+)
+@click.option(
+    "--min-expert-tokens",
+    type=click.IntRange(min=1),
+    default=64,
+    help="Experts with fewer calibration tokens are rounded from their weights alone.",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
 @click.option(
@@ -116,6 +137,11 @@ def quantize(
     as_json: bool,
     dry_run: bool,
     rates: tuple[str, ...],
+    calibration: str | None,
+    calibration_tokens: int | None,
+    work_dir: Path | None,
+    propagate: Literal["quantised", "float"],
+    min_expert_tokens: int,
     **options: Any,
 ) -> int:
     """Quantise the checkpoint SRC into the new directory DST, in the format of vllm-ascend.
@@ -135,9 +161,12 @@ def quantize(
         raise click.UsageError("give one of --scheme and --recipe")
     from glm5_ascend.engine_releases import find_release
     from glm5_ascend.quant.backend import chosen
+    from glm5_ascend.quant.calibration.options import CalibrationOptions, Setting
     from glm5_ascend.quant.command import QuantizeOptions, run
 
+    setting = Setting(propagate, min_expert_tokens)
     wanted = QuantizeOptions(
+        calibration=CalibrationOptions(calibration, calibration_tokens, work_dir, setting),
         **options,
         scheme=scheme or "",
         recipe=recipe,

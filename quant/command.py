@@ -7,15 +7,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from glm5_ascend.checkpoint import tensor_bytes
 from glm5_ascend.console import format_bytes
 from glm5_ascend.engine_releases import Release
-from glm5_ascend.errors import ConfigError, Glm5Error, PreflightError
+from glm5_ascend.errors import Glm5Error, PreflightError
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.backend import CPU, Backend
+from glm5_ascend.quant.calibration.options import FROM_RECIPE, CalibrationOptions
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe_rules import DtypeName, MtpName, Recipe
+
+if TYPE_CHECKING:
+    from glm5_ascend.quant.calibration.calibrated_run import CalibratedRun
+    from glm5_ascend.quant.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class QuantizeOptions:
         overwrite: replace the output of an earlier run.
         shard_bytes: limit of one output file; None decides from the size of the model.
         hash_source: put the SHA-256 of each source file into the manifest, which reads it again.
+        calibration: text, budget and way of a calibration; None is what the recipe says.
     """
 
     source: Path
@@ -53,6 +60,7 @@ class QuantizeOptions:
     recipe: Path | None = None
     release: Release | None = None
     backend: Backend = CPU
+    calibration: CalibrationOptions = FROM_RECIPE
 
     def wanted(self) -> Recipe:
         """The recipe of the run; ``ConfigError`` for a preset or file that cannot be read."""
@@ -61,7 +69,8 @@ class QuantizeOptions:
             if self.recipe is None
             else recipe_file.read(self.recipe)
         )
-        return recipe_file.overridden(base, rotate=self.rotate, dtype=self.dtype, mtp=self.mtp)
+        recipe = recipe_file.overridden(base, rotate=self.rotate, dtype=self.dtype, mtp=self.mtp)
+        return self.calibration.applied(recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +134,26 @@ def run(options: QuantizeOptions) -> Summary:
         raise Glm5Error("--resume and --overwrite exclude each other", "give one of them")
     place.require_separate(source, destination)
     recipe = options.wanted()
-    require_calibrated(recipe)
     options.backend.require()
     plan, texts, journal = stream.prepare(
         source, recipe, options.shard_bytes, options.release, options.backend
     )
     journal.directory = destination
+    calibrated = _calibrated(options, plan, journal)
     ready = place.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
     try:
         with ready:
             resumed = len(journal.done)
-            stream.write_weights(source, plan, journal, options.workers, backend=options.backend)
-            stream.finish(source, texts, journal, hash_source=options.hash_source)
+            seen = None
+            if calibrated is None:
+                stream.write_weights(
+                    source, plan, journal, options.workers, backend=options.backend
+                )
+            else:
+                seen = calibrated.write(resume=options.resume)
+            stream.finish(source, texts, journal, hash_source=options.hash_source, calibration=seen)
+            if calibrated is not None:
+                calibrated.finish()
     except KeyboardInterrupt as error:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
         raise KeyboardInterrupt(f"{done}; the same command with --resume continues") from error
@@ -153,17 +170,19 @@ def run(options: QuantizeOptions) -> Summary:
     )
 
 
-def require_calibrated(recipe: Recipe) -> None:
-    """Refuse a recipe with steps that need statistics, of which this run has none.
+def _calibrated(options: QuantizeOptions, plan: Plan, journal: Journal) -> CalibratedRun | None:
+    if not plan.recipe.needs_calibration:
+        return None
+    from glm5_ascend.quant.calibration.calibrated_run import CalibratedRun
 
-    Raises:
-        ConfigError: naming the recipe.
-    """
-    if recipe.needs_calibration:
-        raise ConfigError(
-            f"recipe {recipe.name} needs a calibration (gptq, W8A8 or smoothing)",
-            "use rounding search, scheme W8A8_DYNAMIC and no smoothing",
-        )
+    return CalibratedRun(
+        Path(options.source),
+        plan,
+        journal,
+        options.calibration,
+        options.workers,
+        options.backend,
+    )
 
 
 def _require_torch() -> None:

@@ -91,13 +91,16 @@ def resumable(directory: Path) -> Journal | None:
     if document is None:
         return None
     written, weights = document.pop("written", None), document.pop("weights", None)
-    for key in ("texts", "source_sha256", "repaired"):
+    for key in ("texts", "source_sha256", "repaired", "calibration"):
         document.pop(key, None)
     return _parse(directory, MANIFEST, document, written, weights)
 
 
 def write_manifest(
-    journal: Journal, texts: Mapping[str, bytes], sources: Mapping[str, str]
+    journal: Journal,
+    texts: Mapping[str, bytes],
+    sources: Mapping[str, str],
+    calibration: Mapping[str, object] | None = None,
 ) -> None:
     """Write what was made from what: job, sizes and SHA-256 of every file.
 
@@ -105,6 +108,7 @@ def write_manifest(
         journal: the finished job.
         texts: content of the files beside the weights.
         sources: SHA-256 of each source file; empty if they were not hashed.
+        calibration: what a calibration saw, if there was one.
     """
     small = {
         name: FileRecord(len(content), hashlib.sha256(content).hexdigest())
@@ -118,7 +122,15 @@ def write_manifest(
     }
     if sources:
         document["source_sha256"] = dict(sources)
+    if calibration:
+        document["calibration"] = dict(calibration)
     write_text(journal.directory / MANIFEST, json.dumps(document, indent=1) + "\n")
+
+
+def manifest_entry(directory: Path, key: str) -> dict[str, object]:
+    """An object of the manifest in ``directory``; empty where there is none."""
+    entry = (_read(directory, MANIFEST) or {}).get(key)
+    return entry if isinstance(entry, dict) else {}
 
 
 def read_manifest(directory: Path) -> dict[str, FileRecord] | None:

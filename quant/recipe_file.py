@@ -187,8 +187,10 @@ class _Reader:
         return Calibration(
             text=self._text(given.get("text", default.text), "calibration.text"),
             tokens=self._number(given.get("tokens", default.tokens), "calibration.tokens", 1),
-            sequence=self._number(
-                given.get("sequence", default.sequence), "calibration.sequence", 1
+            sequence=(
+                default.sequence
+                if given.get("sequence") is None
+                else self._number(given["sequence"], "calibration.sequence", 2)
             ),
             seed=self._number(given.get("seed", default.seed), "calibration.seed", 0),
         )

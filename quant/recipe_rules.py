@@ -76,13 +76,13 @@ class Calibration:
     Attributes:
         text: a JSONL or text file; ``default`` is the built-in one.
         tokens: how many of them.
-        sequence: tokens per sequence at most.
+        sequence: tokens per sequence at most; None is twice the model's ``index_topk``.
         seed: of the choice of sequences.
     """
 
     text: str = "default"
     tokens: int = 262_144
-    sequence: int = 2048
+    sequence: int | None = None
     seed: int = 1
 
 

@@ -89,11 +89,17 @@ def write_weights(
 
 
 def finish(
-    source: Path, texts: Mapping[str, bytes], journal: Journal, *, hash_source: bool = False
+    source: Path,
+    texts: Mapping[str, bytes],
+    journal: Journal,
+    *,
+    hash_source: bool = False,
+    calibration: Mapping[str, object] | None = None,
 ) -> None:
     """Write everything that makes the directory a checkpoint, then drop the journal.
 
-    ``hash_source`` puts the SHA-256 of each source file into the manifest.
+    ``hash_source`` puts the SHA-256 of each source file into the manifest, ``calibration`` is put
+    there as it is.
 
     Raises:
         CheckpointError: the source changed since the run began; nothing is written then.
@@ -102,7 +108,7 @@ def finish(
     require_unchanged(source, journal.job)
     for name, content in texts.items():
         write_bytes(journal.directory / name, content)
-    write_manifest(journal, texts, digests)
+    write_manifest(journal, texts, digests, calibration)
     with refusals(f"remove {journal.directory / JOURNAL}", "remove this file"):
         (journal.directory / JOURNAL).unlink()
 

@@ -86,9 +86,7 @@ def gather(
             part.add(inputs[name])
 
 
-def _watching(
-    attention: Attention, names: frozenset[str], inputs: dict[str, Tensor]
-) -> Attention:
+def _watching(attention: Attention, names: frozenset[str], inputs: dict[str, Tensor]) -> Attention:
     def seen(inner: Linear, name: str) -> Linear:
         return _Seen(inner, name, inputs) if name in names else inner
 

@@ -116,7 +116,7 @@ def _encoder(source: Path, config: Glm5Config) -> Encode:
 
     def encode(document: Document) -> list[int]:
         if not document.messages:
-            ids = tokenizer(document.text)["input_ids"]
+            ids = tokenizer(document.text, verbose=False)["input_ids"]
         else:
             ids = _templated(tokenizer, document, source)
         if ids and max(ids) >= config.vocab_size:
@@ -141,9 +141,9 @@ def _templated(tokenizer: Any, document: Document, source: Path) -> list[int]:
         reason = " ".join(str(error).split())
         raise Glm5Error(
             f"the chat template in {source} refuses a calibration document: {reason}",
-            "correct its messages, or give documents of the form {\"text\": …}",
+            'correct its messages, or give documents of the form {"text": …}',
         ) from error
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
 
@@ -157,7 +157,8 @@ def _tokenizer(source: Path) -> Any:
         ) from error
     if not (source / "tokenizer.json").is_file():
         raise CheckpointError(
-            f"{source / 'tokenizer.json'} is missing", "copy the tokenizer files next to the weights"
+            f"{source / 'tokenizer.json'} is missing",
+            "copy the tokenizer files next to the weights",
         )
     make: Any = AutoTokenizer.from_pretrained
     try:

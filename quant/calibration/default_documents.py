@@ -80,7 +80,7 @@ def _sum(generator: random.Random) -> Document:
     sold = min(sold, total)
     return _chat(
         f"A shop buys {boxes} boxes of {each} lamps and sells {sold} lamps. How many are left?",
-        f"{boxes} × {each} = {total} lamps were bought; {total} − {sold} = {total - sold} are left.",
+        f"{boxes} × {each} = {total} lamps were bought; {total} − {sold} = {total - sold} remain.",
     )
 
 

@@ -1,8 +1,8 @@
 """Routed experts one at a time: their tokens, their statistics, their rounding, their output.
 
 The Hessians of an expert's gate and up projections are one matrix over the tokens routed to it,
-each weighted with its router weight, because the layer's output holds it with that factor; that of
-the down projection is over the activations which the solved gate and up projections produce.
+each weighted with its squared router weight, because the layer's output holds the expert's with
+that factor; that of the down projection is over the activations of the solved gate and up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from glm5_ascend.quant.calibration.folded_store import FoldedStore, solved_linea
 from glm5_ascend.quant.calibration.parallel import in_order
 from glm5_ascend.quant.calibration.solver import Solver
 from glm5_ascend.quant.calibration.statistics import Moments
+from glm5_ascend.quant.methods.hessian import Factor
 from glm5_ascend.simulator.offline_layers import MoeMlp
 from glm5_ascend.simulator.offline_linear import FloatLinear, Linear
 
@@ -92,40 +93,36 @@ class _Expert:
         tensors: dict[str, Tensor] = {}
         pieces = [slice(i, i + _ROWS) for i in range(0, len(tokens), _ROWS)]
 
-        def moments(rows: Callable[[slice], Tensor], width: int) -> Moments:
-            result = Moments(width)
+        def factor(parts: tuple[str, ...], rows: Callable[[slice], Tensor]) -> Factor | None:
+            steps = [self._store.steps[self._names[part]] for part in parts]
+            setting = self._solver.setting
+            if len(tokens) < setting.min_tokens or not any(map(self._solver.wants, steps)):
+                return None
+            moments = Moments(steps[0].shape[1])
             for piece in pieces:
-                result.add(rows(piece), weights[piece])
-            return result
+                moments.add(rows(piece), weights[piece].square())
+            return moments.factor(setting.damp)
 
         def inputs(piece: slice) -> Tensor:
             return mlp_input[tokens[piece]]
 
-        known = self._enough(len(tokens), "gate", "up")
-        hessian = moments(inputs, mlp_input.shape[1]).matrix() if known else None
-        gate, up = (self._round(part, hessian, tensors) for part in ("gate", "up"))
-        del hessian
+        known = factor(("gate", "up"), inputs)
+        gate, up = (self._round(part, known, tensors) for part in ("gate", "up"))
+        del known
         active = torch.empty(len(tokens), self._store.steps[self._names["gate"]].shape[0])
         for piece in pieces:
             x = inputs(piece)
             active[piece] = silu(gate(x)) * up(x)
-        known = self._enough(len(tokens), "down")
-        hessian = moments(active.__getitem__, active.shape[1]).matrix() if known else None
-        down = self._round("down", hessian, tensors)
+        down = self._round("down", factor(("down",), active.__getitem__), tensors)
         output = torch.empty(len(tokens), mlp_input.shape[1])
         for piece in pieces:
             output[piece] = down(active[piece]) * weights[piece, None]
         return Solved(expert, tensors, tokens, output)
 
-    def _enough(self, tokens: int, *parts: str) -> bool:
-        """Whether the Hessian of these projections is wanted and can be trusted."""
-        steps = [self._store.steps[self._names[part]] for part in parts]
-        return tokens >= self._solver.setting.min_tokens and any(map(self._solver.wants, steps))
-
-    def _round(self, part: str, hessian: Tensor | None, tensors: dict[str, Tensor]) -> Linear:
+    def _round(self, part: str, factor: Factor | None, tensors: dict[str, Tensor]) -> Linear:
         step = self._store.steps[self._names[part]]
         weight = self._store.weight(step.name)
-        made = self._solver.round(step, weight, hessian)
+        made = self._solver.round(step, weight, factor)
         tensors.update(made)
         if made and self._solver.setting.propagate == "quantised":
             return solved_linear(step, made)

@@ -217,13 +217,12 @@ class LayerRun:
         return InputStatistics(wanted, steps[0].shape[1], self._tokens, sample)
 
     def _round(self, step: Step, known: InputStatistics | None) -> dict[str, Tensor]:
-        hessian = None if known is None or known.moments is None else known.moments.matrix()
+        factor = None if known is None else known.factor(self._solver.setting.damp)
         ranges = None if known is None else known.ranges
-        made = self._solver.round(step, self._store.weight(step.name), hessian, ranges)
+        made = self._solver.round(step, self._store.weight(step.name), factor, ranges)
         if self._solver.setting.propagate == "quantised":
             self._store.solved.update(made)
         return made
 
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
-

@@ -11,26 +11,36 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint import CheckpointReader, write_text
+from glm5_ascend.checkpoint import (
+    CheckpointReader,
+    require_free_space,
+    tensor_bytes,
+    write_text,
+)
+from glm5_ascend.console import note
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.calibration import spill
 from glm5_ascend.quant.calibration.corpus import Corpus
 from glm5_ascend.quant.calibration.coverage import LayerCoverage, covered
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.layer_run import Files, LayerRun
+from glm5_ascend.quant.calibration.options import Setting
 from glm5_ascend.quant.calibration.progress import LayerProgress
 from glm5_ascend.quant.calibration.solution_store import (
     SolutionStore,
+    layer_of,
+    solution_file,
     write_scales,
     write_solution,
 )
-from glm5_ascend.quant.calibration.solver import Setting, Solver
+from glm5_ascend.quant.calibration.solver import Solver
 from glm5_ascend.quant.files import names_in, read_bytes, refusals
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.rotation import rotations
@@ -73,25 +83,50 @@ class Session:
         self.coverage: dict[int, LayerCoverage] = {}
         self.solved: list[int] = []
 
-    def begin(self, *, resume: bool) -> None:
+    def begin(self, *, resume: bool, needed: frozenset[int] = frozenset()) -> None:
         """Make the directory, or take up what is in it.
 
+        Args:
+            resume: continue from its state, if it has one.
+            needed: layers whose solutions are still to be read; if one is gone, all begins anew.
+
         Raises:
-            CheckpointError: it holds another job, or holds one and ``resume`` is false.
+            CheckpointError: it holds another job, or files that are no calibration's.
+            DoesNotFit: the disk is too small for activations.
         """
         with refusals(f"create {self.directory}", "choose another --work-dir"):
             self.directory.mkdir(parents=True, exist_ok=True)
         present = names_in(self.directory, "choose another --work-dir")
-        if STATE in present and resume:
-            self._take_up()
-        elif foreign := sorted(name for name in present if not _is_ours(name)):
+        foreign = sorted(name for name in present if not _is_ours(name))
+        if foreign:
             raise CheckpointError(
                 f"{self.directory} is not empty: it holds {foreign[0]}",
                 "choose an empty directory as --work-dir",
             )
-        else:
-            self.remove(keep_directory=True)
-            self._save()
+        if STATE in present and resume:
+            self._take_up()
+            gone = needed & {
+                n for n in self.solved if solution_file(self.directory, n).name not in present
+            }
+            if not gone:
+                return
+            note(f"the solution of layer {min(gone)} is gone; the calibration begins anew")
+            self.solved, self.coverage = [], {}
+        self.remove(keep_directory=True)
+        self._require_space()
+        self._save()
+
+    def _require_space(self) -> None:
+        """Three matrices of hidden states and two of choices exist at once, and a solution."""
+        with CheckpointReader(self._source) as reader:
+            config = reader.config
+        per_token = 12 * config.hidden_size + 8 * config.index_topk
+        layers: Counter[int | None] = Counter()
+        for shard in self._plan.shards:
+            for step in shard.steps:
+                layers[layer_of(step.name)] += sum(map(tensor_bytes, step.stored.values()))
+        largest = max(layers.values())
+        require_free_space(self.directory, per_token * len(self._corpus.tokens) + largest)
 
     def remove(self, *, keep_directory: bool = False) -> None:
         """Remove everything that a calibration leaves, and nothing else."""
@@ -115,8 +150,7 @@ class Session:
             layer
             for layer in range(config.num_hidden_layers, config.layer_count)
             for step in steps
-            if step.scheme is not Scheme.FLOAT
-            and step.name.startswith(f"model.layers.{layer}.")
+            if step.scheme is not Scheme.FLOAT and step.name.startswith(f"model.layers.{layer}.")
         }
         return [*range(config.num_hidden_layers), *sorted(mtp)]
 

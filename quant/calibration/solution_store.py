@@ -1,4 +1,4 @@
-"""Solved layers on disk: one file of finished tensors per layer, and what the writer asks of them."""
+"""Solved layers on disk: a file of finished tensors per layer, and what the writer asks of them."""
 
 from __future__ import annotations
 

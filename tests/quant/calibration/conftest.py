@@ -10,8 +10,8 @@ import torch
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.calibration.corpus import Corpus
+from glm5_ascend.quant.calibration.options import Setting
 from glm5_ascend.quant.calibration.session import Session
-from glm5_ascend.quant.calibration.solver import Setting
 from glm5_ascend.quant.plan import make_plan
 from glm5_ascend.quant.recipe_rules import Recipe
 from tests.support.tiny_model import write_tiny

@@ -1,0 +1,87 @@
+"""What a user can say about a calibration; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.quant.recipe_rules import Recipe, Rule
+from glm5_ascend.quant.scheme import Scheme
+
+Propagate = Literal["quantised", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a calibration is carried out; everything here changes values, except ``threads``.
+
+    Attributes:
+        propagate: what the next layer sees: the outputs of the rounded layer, or of the float one.
+        min_tokens: experts with fewer tokens are rounded from their weights alone.
+        damp: share of the mean diagonal that is added to a Hessian's diagonal.
+        sample: rows of an input that searches are done with.
+        threads: how many work side by side.
+    """
+
+    propagate: Propagate = "quantised"
+    min_tokens: int = 64
+    damp: float = 0.01
+    sample: int = 512
+    threads: int = 1
+
+
+USUAL = Setting()
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """What the command line says about a calibration; None is what the recipe says.
+
+    Attributes:
+        text: a file, or ``default``. Where nothing in the recipe needs one, int4 modules are then
+            rounded by GPTQ, or all of them if there are none in int4.
+        tokens: budget.
+        work_dir: for activations; a hidden directory beside the destination if None.
+        setting: how to calibrate; its threads are the workers of the run.
+    """
+
+    text: str | None = None
+    tokens: int | None = None
+    work_dir: Path | None = None
+    setting: Setting = USUAL
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The recipe with this text and budget.
+
+        Raises:
+            ConfigError: a text or budget for a recipe without a use for it.
+        """
+        if self.text is not None and not recipe.needs_calibration:
+            recipe = replace(recipe, rules=_calibrated(recipe.rules))
+        if not recipe.needs_calibration:
+            if self.text is not None or self.tokens is not None:
+                raise ConfigError(
+                    f"recipe {recipe.name} needs no calibration",
+                    "leave --calibration and --calibration-tokens away",
+                )
+            return recipe
+        given = recipe.calibration
+        text = given.text if self.text is None else self.text
+        tokens = given.tokens if self.tokens is None else self.tokens
+        return replace(recipe, calibration=replace(given, text=text, tokens=tokens))
+
+
+FROM_RECIPE = CalibrationOptions()
+
+
+def _calibrated(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    quantised = {rule.scheme for rule in rules} - {Scheme.FLOAT}
+    chosen = {Scheme.W4A8_DYNAMIC} & quantised or quantised
+    return tuple(
+        replace(rule, rounding="gptq")
+        if rule.scheme in chosen and rule.rounding == "search"
+        else rule
+        for rule in rules
+    )
