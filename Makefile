@@ -3,7 +3,8 @@
 # make nightly the emulated kernels under more schedules and at full sizes; records rows
 #
 # Both create .venv themselves. Variables: PYTHON (3.11), PYTHON312 (the second, small test run),
-# TORCH_CPU_INDEX (asked for torch only where pip's own configuration has no CPU build).
+# TORCH_CPU_INDEX (asked for torch only where pip's own configuration has no CPU build), JOBS (test
+# processes).
 
 SHELL := /bin/bash
 PYTHON ?= python3.11
@@ -16,11 +17,14 @@ export PYTHON TORCH_CPU_INDEX
 export OMP_NUM_THREADS ?= 1
 
 BIN := .venv/bin
+# An engine takes about 3 GB, so not more processes than four.
+JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+PYTEST := python -m pytest -q -n $(JOBS) --dist loadfile
 # What runs without torch: the core, the command line, deployment and packaging.
 TORCH_FREE := tests/core tests/cli tests/deploy tests/test_packaging.py tests/test_cold_import.py
 # What else runs on Python 3.12 where a CPU build of torch is to be had for it.
 WITH_TORCH := tests/ops tests/quant tests/simulator tests/support
-TOOLS_312 := "transformers>=5.19,<5.20" safetensors "onnx>=1.23,<1.24" "onnxruntime>=1.32,<1.33" "pytest>=9" "pytest-timeout>=2.3"
+TOOLS_312 := "transformers>=5.19,<5.20" safetensors "onnx>=1.23,<1.24" "onnxruntime>=1.32,<1.33" "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.8"
 
 .NOTPARALLEL:
 .PHONY: demo test nightly install install-dev lint test-312 clean
@@ -30,7 +34,7 @@ demo: install
 
 test: lint test-312
 	@echo "== tests"
-	@$(BIN)/python -m pytest -q --durations=10
+	@$(BIN)/$(PYTEST) --durations=10
 
 nightly: install-dev
 	@$(BIN)/python -m tools.nightly --record
@@ -55,11 +59,11 @@ test-312:
 	@PYTHON=$(PYTHON312) tools/install.sh .venv-312 torch? $(TOOLS_312)
 	@if .venv-312/bin/python -c 'import torch' 2>/dev/null; then \
 		echo "== tests on Python 3.12: everything but the engine"; \
-		.venv-312/bin/python -m pytest -q -m "not engine and not slow" $(TORCH_FREE) $(WITH_TORCH); \
+		.venv-312/bin/$(PYTEST) -m "not engine and not slow" $(TORCH_FREE) $(WITH_TORCH); \
 	else \
 		echo "== tests on Python 3.12 without torch, of which no CPU build is at hand for it:" \
 			"core, command line, deployment, packaging"; \
-		.venv-312/bin/python -m pytest -q -m "not engine and not torch and not slow" $(TORCH_FREE); \
+		.venv-312/bin/$(PYTEST) -m "not engine and not torch and not slow" $(TORCH_FREE); \
 	fi
 endif
 
