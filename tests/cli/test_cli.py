@@ -59,7 +59,7 @@ USAGE = {
     "missing argument": (["inspect"], "missing argument 'DIR'", "glm5-ascend inspect --help"),
     "missing option": (["quantize", "a", "b"], "--scheme", "glm5-ascend quantize --help"),
     "unknown option": (["inspect", "d", "--jsn"], "no such option", "glm5-ascend inspect --help"),
-    "bad choice": (["quantize", "a", "b", "--scheme", "w2"], "'w2' is not one of", "--help"),
+    "bad choice": (["quantize", "a", "b", "--scheme", "w2"], "there is no preset 'w2'", "--help"),
     "no workers": (["quantize", "a", "b", "--scheme", "w8a8", "--workers", "0"], "0", "--help"),
     "both modes": (
         ["quantize", "a", "b", "--scheme", "w8a8", "--resume", "--overwrite"],
