@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glm5_ascend.ascend_schemes import ROTATION
 from glm5_ascend.checkpoint import TensorSpec
+from glm5_ascend.quant.backend import REFERENCE
 from glm5_ascend.quant.convert import as_bytes, convert, read_matrix
 from glm5_ascend.quant.folding import fold_of
 from glm5_ascend.quant.packing import unpack_rows
@@ -138,7 +139,8 @@ def mtp_layer(draft: Draft) -> dict[str, NewTensor] | str:
 
 def _converted(comparison: Comparison, step: Step) -> Bytes:
     def data() -> memoryview:
-        return next(iter(convert(comparison.reader, step, comparison.matrices)))[1]
+        made = convert(comparison.reader, step, comparison.matrices, backend=REFERENCE)
+        return next(iter(made))[1]
 
     return data
 

@@ -38,6 +38,15 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
+def nearly_equal(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether tensors are equal in bfloat16 but for rare single steps, where float32 rounded."""
+    found, wanted = found.bfloat16(), wanted.bfloat16()
+    steps = (found.view(torch.int16).int() - wanted.view(torch.int16).int()).abs()
+    is_tiny = (found.abs() < 1e-6) & (wanted.abs() < 1e-6)
+    near = (steps <= 1) | is_tiny
+    return bool(near.all()) and bool((steps != 0).float().mean() <= 5e-3)
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 5.2-style BF16 checkpoint: shared indexer, MoE, MTP, tokenizer, three shards."""

@@ -16,12 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GlmMoeDsaForCausalLM
 
-from glm5_ascend.quant import convert, recipe
+from glm5_ascend.quant import matrix_cpu, recipe
 from glm5_ascend.quant.folding import NO_FOLD, Axis, Fold
 from tests.quant.conftest import quantize
 from tests.support.hf import ENGINE_LATENT_EPS, HfOracle, set_latent_eps
 from tests.support.tiny_model import write_tiny
 
+# The kernels rotate in float32: about 12 roundings per weight and side, 2e-7 of it as the root of
+# their sum. Some 25 products in a row add up to five times that; a factor of four is for the worst.
+EXACT = 4e-6
 STEPS = 4
 FORCED = (5, 9, 11)
 
@@ -56,7 +59,7 @@ def before(source: Path) -> Run:
     return run_model(source)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, EXACT), (torch.float32, 1e-5)])
 def test_rotation_alone_keeps_the_logits(
     source: Path, rotated: Path, dtype: torch.dtype, limit: float
 ) -> None:
@@ -73,8 +76,8 @@ def test_51_style_and_outliers(tmp_path: Path) -> None:
     source = write_tiny(tmp_path / "source", style="5.1", outlier_channels=3, seed=5)
     turned = quantize(source, tmp_path / "rot", "none", dtype="float32")
     plain, after = run_model(source), run_model(turned)
-    assert change(plain.main, after.main) < 1e-6
-    assert change(plain.first, after.first) < 1e-6
+    assert change(plain.main, after.main) < EXACT
+    assert change(plain.first, after.first) < EXACT
 
 
 def test_later_mtp_steps_are_exact_only_with_equal_norms(
@@ -89,11 +92,11 @@ def test_later_mtp_steps_are_exact_only_with_equal_norms(
         change(before.drafts[i : i + 1], d[None]) for i, d in enumerate(run_model(rotated).drafts)
     ]
     print("relative change per MTP step:", [f"{value:.1e}" for value in loss])
-    assert loss[0] < 1e-6
+    assert loss[0] < EXACT
     assert min(loss[1:]) > 1e-3
     equal = _with_equal_norms(source, tmp_path / "equal")
     turned = quantize(equal, tmp_path / "rot", "none", dtype="float32")
-    assert change(run_model(equal).drafts, run_model(turned).drafts) < 1e-6
+    assert change(run_model(equal).drafts, run_model(turned).drafts) < EXACT
 
 
 def _with_equal_norms(source: Path, target: Path) -> Path:
@@ -167,7 +170,7 @@ def test_planted_faults_change_the_mtp_layer(
 ) -> None:
     plant(monkeypatch, *MTP_FAULTS[fault])
     after = run_model(quantize(source, tmp_path / "out", "none", dtype="float32"))
-    assert change(before.main, after.main) < 1e-6
+    assert change(before.main, after.main) < EXACT
     assert change(before.first, after.first) > 1e-3
 
 
@@ -175,7 +178,7 @@ def test_a_wrong_recycled_state_is_seen(
     source: Path, before: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without γ in rot.weight the MTP layer reads an unscaled state: acceptance collapses."""
-    monkeypatch.setattr(convert, "recycled_state", lambda gamma, r1: torch.eye(r1.size))
+    monkeypatch.setattr(matrix_cpu, "recycled_state", lambda gamma, r1: torch.eye(r1.size))
     after = run_model(quantize(source, tmp_path / "out", "none", dtype="float32"))
     assert change(before.first, after.first) > 1e-3
 

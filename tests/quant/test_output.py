@@ -168,8 +168,12 @@ def test_norms_become_ones_and_copies_are_rotated(source: Path, rotated: Path) -
         "model.layers.4.shared_head.head.weight": head * mtp_gamma @ dense,
         "rot.weight": dense.T @ torch.diag(gamma) @ dense,
     }
+    # Float32 with at most 14 roundings on a side, each at most 2^-24 of the sum of magnitudes.
+    once = 14 * 2.0**-24 * (original["lm_head.weight"].double().abs() @ dense.abs()).max()
+    allowed = dict.fromkeys(exact, once + 14 * 2.0**-24 * embed.abs().max() * len(dense) ** 0.5)
+    allowed["rot.weight"] = 28 * 2.0**-24 * (dense.abs().T @ torch.diag(gamma) @ dense.abs()).max()
     for name, wanted in exact.items():
-        assert torch.allclose(stored[name].double(), wanted, rtol=1e-6, atol=1e-7), name
+        assert (stored[name].double() - wanted).abs().max() <= allowed[name], name
     norms = [n for n in original if n.endswith("norm.weight") and ".k_norm." not in n]
     assert len(norms) == 5 * 4 + 3 + 1
     assert all(torch.equal(stored[n], torch.ones_like(stored[n])) for n in norms)

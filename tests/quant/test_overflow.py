@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint_values import first_not_finite
-from glm5_ascend.quant import convert
+from glm5_ascend.quant import convert, matrix_cpu
 from glm5_ascend.quant.journal import JOURNAL
+from glm5_ascend.quant.native import Rounded
 from tests.quant.conftest import quantize
 from tests.quant.test_refusals import assert_refused, invoke
 from tests.support.tiny_model import write_tiny
@@ -70,14 +72,14 @@ def test_a_scale_that_is_not_positive_is_never_written(
     scale: float, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever rounding does: the check stands between every scale and the file."""
-    rounded: Callable[..., tuple[torch.Tensor, torch.Tensor]] = convert.round_int4
+    folded: Callable[..., Rounded] = matrix_cpu.fold
 
-    def broken(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        codes, scales = rounded(weight)
-        scales[1] = scale
-        return codes, scales
+    def broken(*args: Any, **options: Any) -> Rounded:
+        found = folded(*args, **options)
+        found.scale[1] = scale
+        return found
 
-    monkeypatch.setattr(convert, "round_int4", broken)
+    monkeypatch.setattr(matrix_cpu, "fold", broken)
     result = invoke(source, tmp_path / "out", "--scheme", "w4a8")
     assert_refused(result, 1, "experts", "not positive", "model-0000")
 

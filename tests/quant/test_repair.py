@@ -37,7 +37,7 @@ from tests.quant.broken import (
     one_column,
     without,
 )
-from tests.quant.conftest import json_of, quantize, tensors_of
+from tests.quant.conftest import json_of, nearly_equal, quantize, tensors_of
 from tests.support.tiny_ascend import write_tiny_ascend
 
 
@@ -81,7 +81,10 @@ def test_repaired(case: str, w4a8: Path, source: Path, tmp_path: Path) -> None:
     if case != "MTP layer lost":
         wanted, restored = tensors_of(w4a8), tensors_of(broken)
         assert wanted.keys() == restored.keys()
-        assert all(torch.equal(restored[n].float(), t.float()) for n, t in wanted.items())
+        # A repair works in float64, the kernels in float32.
+        for name, tensor in wanted.items():
+            same = nearly_equal if tensor.dtype == torch.bfloat16 else torch.equal
+            assert same(restored[name], tensor), name
     assert repair(broken).state == "nothing"
     undo(broken)
     assert everything(broken) == before
