@@ -77,7 +77,7 @@ def buffers(context: Context) -> Iterator[Condition]:
             yield Condition("hccl-number", BUFFER, text)
         return
     step = context.largest_step
-    if model is None or step is None or not _uses_mc2(context):
+    if model is None or step is None or context.has_open_sizes or not _uses_mc2(context):
         return
     tokens = math.ceil(step / context.tp)
     needed = buffer_mib(

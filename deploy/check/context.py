@@ -116,6 +116,12 @@ class Context:
         return max(self.command.whole(name, 1), 1)
 
     @cached_property
+    def has_open_sizes(self) -> bool:
+        """Whether a parallel size is left open and nothing tells it."""
+        flags = [name for name in _OWN_SIZES if is_open(self.command.text(name))]
+        return any(self.size(name) == 1 for name in flags)
+
+    @cached_property
     def tp(self) -> int:
         return self.size("--tensor-parallel-size")
 

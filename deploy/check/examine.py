@@ -9,6 +9,7 @@ from glm5_ascend.deploy.check import (  # noqa: F401  (each registers its checks
     checks_engine,
     checks_flags,
     checks_keys,
+    checks_memory,
     checks_network,
     checks_parallel,
     checks_place,

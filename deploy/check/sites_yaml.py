@@ -106,7 +106,7 @@ def _site(
     known = {k: v for k, v in env.items() if "$" not in v} | dict(values or {})
     line = _whole(item.get(_LINE))
     if isinstance(command, str):
-        for simple in commands(command):
+        for simple in commands(_one_line(command)):
             words = [_resolve(word.value, known) for word in simple.words]
             start = serve_index(words)
             if start is None:
@@ -244,8 +244,13 @@ def _text(value: object) -> str:
 
 def _words(value: object) -> list[str]:
     if isinstance(value, str):
-        return [word.value for simple in commands(value) for word in simple.words]
+        return [w.value for simple in commands(_one_line(value)) for w in simple.words]
     return [_text(item) for item in value] if isinstance(value, list) else []
+
+
+def _one_line(text: str) -> str:
+    """A command over several lines of YAML: it is split at blanks, not by a shell."""
+    return re.sub(r"\\?[ \t]*\n", " ", text)
 
 
 def _plain(value: object) -> dict[Any, Any]:
