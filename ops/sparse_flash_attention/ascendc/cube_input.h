@@ -78,9 +78,10 @@ class CubeInput {
     }
   }
   // Where rows are split, every block loads a query and a few keys. Half of the blocks begin with
-  // the query, which comes from L2, so that HBM serves the keys of the others meanwhile.
+  // the query, which comes from L2, so that HBM serves the keys of the others meanwhile; all of
+  // them where keys have to be unpacked first.
   __aicore__ inline bool query_first() const {
-    return gathered_ == 0 && t_.parts > 1 && GetBlockIdx() % 2 == 1;
+    return gathered_ == 0 && t_.parts > 1 && (S::PACKED || GetBlockIdx() % 2 == 1);
   }
 
   __aicore__ inline void begin_tile(bool first) {

@@ -13,12 +13,12 @@ constexpr int32_t PACKED_BYTES = 656, PACKED_SCALES = 640, SCALED = 128;
 template <class T, class S>
 class PackedRows {
  public:
-  static constexpr int32_t BATCH = 14;
+  static constexpr int32_t BATCH = 16;
   static constexpr uint32_t RAW_ROW = (PACKED_BYTES + 31) / 32 * 32;
   static constexpr uint32_t RAW_BYTES = BATCH * RAW_ROW, ROWS_BYTES = BATCH * S::WIDTH * 2;
   static constexpr uint32_t WIDE_BYTES = BATCH * S::LATENT * 4;
   static constexpr uint32_t SCALE_BYTES = BATCH * (32 + 256);
-  static constexpr uint32_t BYTES = RAW_BYTES + ROWS_BYTES + SCALE_BYTES;
+  static constexpr uint32_t BYTES = 2 * (RAW_BYTES + ROWS_BYTES) + SCALE_BYTES;
 
   // `at`: BYTES of UB of its own; `wide`: WIDE_BYTES that nobody needs during unpack().
   __aicore__ inline PackedRows(const Arguments& a, const Tiling& t, uint32_t at, uint32_t wide)
@@ -27,12 +27,16 @@ class PackedRows {
   }
 
   __aicore__ inline void begin() {
-    free_raw();
-    free_rows();
+    for (int32_t i = 0; i < 2; ++i) {
+      free_raw(i);
+      free_rows(i);
+    }
   }
   __aicore__ inline void end() {
-    take_raw();
-    take_rows();
+    for (int32_t i = 0; i < 2; ++i) {
+      take_raw(i);
+      take_rows(i);
+    }
   }
 
   // This AIV's part of the next `keys` keys of a task, into `rows` [keys][WIDTH].
@@ -48,13 +52,13 @@ class PackedRows {
   }
 
  private:
-  enum Event : int32_t { RAW_IN = 4, ROWS_OUT = 2 };
+  enum Event : int32_t { RAW_IN = 4, ROWS_OUT = 2 };  // and the next one
   static constexpr int64_t REACH = 1 << 21;  // bytes between rows of one copy
 
-  __aicore__ inline void take_raw() { WaitFlag<HardEvent::V_MTE2>(RAW_IN); }
-  __aicore__ inline void free_raw() { SetFlag<HardEvent::V_MTE2>(RAW_IN); }
-  __aicore__ inline void take_rows() { WaitFlag<HardEvent::MTE3_V>(ROWS_OUT); }
-  __aicore__ inline void free_rows() { SetFlag<HardEvent::MTE3_V>(ROWS_OUT); }
+  __aicore__ inline void take_raw(int32_t i) { WaitFlag<HardEvent::V_MTE2>(RAW_IN + i); }
+  __aicore__ inline void free_raw(int32_t i) { SetFlag<HardEvent::V_MTE2>(RAW_IN + i); }
+  __aicore__ inline void take_rows(int32_t i) { WaitFlag<HardEvent::MTE3_V>(ROWS_OUT + i); }
+  __aicore__ inline void free_rows(int32_t i) { SetFlag<HardEvent::MTE3_V>(ROWS_OUT + i); }
   __aicore__ inline void skip(int32_t count) {
     keys_.take(count, [](int64_t, int32_t, int64_t, int32_t) {});
   }
@@ -64,31 +68,33 @@ class PackedRows {
   }
 
   __aicore__ inline void unpack_batch(const GlobalTensor<T>& to, int32_t count) {
-    const LocalTensor<int8_t> raw = ub<int8_t>(at_, RAW_BYTES);
-    take_raw();
-    keys_.take(count, [&](int64_t flat, int32_t rows, int64_t step, int32_t at) {
-      const uint32_t gap = rows > 1 ? uint32_t(step * t_.key_row - PACKED_BYTES) : 0;
+    const int32_t turn = batches_++ % 2;
+    const LocalTensor<int8_t> raw = ub<int8_t>(at_ + turn * RAW_BYTES, RAW_BYTES);
+    const LocalTensor<T> rows = ub<T>(at_ + 2 * RAW_BYTES + turn * ROWS_BYTES, ROWS_BYTES);
+    take_raw(turn);
+    keys_.take(count, [&](int64_t flat, int32_t n, int64_t step, int32_t at) {
+      const uint32_t gap = n > 1 ? uint32_t(step * t_.key_row - PACKED_BYTES) : 0;
       DataCopyPad(raw[at * RAW_ROW], packed_[uint64_t(flat) * t_.key_row],
-                  DataCopyExtParams(rows, PACKED_BYTES, gap, 0, 0), DataCopyPadExtParams<int8_t>());
+                  DataCopyExtParams(n, PACKED_BYTES, gap, 0, 0), DataCopyPadExtParams<int8_t>());
     });
-    SetFlag<HardEvent::MTE2_V>(RAW_IN);
-    WaitFlag<HardEvent::MTE2_V>(RAW_IN);
-    take_rows();
-    widen(raw, count);
-    round(raw, count);
-    free_raw();
-    SetFlag<HardEvent::V_MTE3>(ROWS_OUT);
-    WaitFlag<HardEvent::V_MTE3>(ROWS_OUT);
-    DataCopy(to, ub<T>(at_ + RAW_BYTES, ROWS_BYTES), count * S::WIDTH);
-    free_rows();
+    SetFlag<HardEvent::MTE2_V>(RAW_IN + turn);
+    WaitFlag<HardEvent::MTE2_V>(RAW_IN + turn);
+    take_rows(turn);
+    widen(raw, rows.template ReinterpretCast<half>(), count);
+    round(raw, rows, count);
+    free_raw(turn);
+    SetFlag<HardEvent::V_MTE3>(ROWS_OUT + turn);
+    WaitFlag<HardEvent::V_MTE3>(ROWS_OUT + turn);
+    DataCopy(to, rows, count * S::WIDTH);
+    free_rows(turn);
   }
 
   // Codes times scales in F32. The F16 step uses the place of the rows that leave.
-  __aicore__ inline void widen(const LocalTensor<int8_t>& raw, int32_t count) {
+  __aicore__ inline void widen(const LocalTensor<int8_t>& raw, const LocalTensor<half>& codes,
+                               int32_t count) {
     constexpr uint32_t RAW_STRIDE = RAW_ROW / 32, HALF_STRIDE = S::LATENT * 2 / 32;
-    const LocalTensor<half> codes = ub<half>(at_ + RAW_BYTES, ROWS_BYTES);
     const LocalTensor<float> wide = ub<float>(wide_, WIDE_BYTES);
-    const uint32_t at_scales = at_ + RAW_BYTES + ROWS_BYTES;
+    const uint32_t at_scales = at_ + 2 * (RAW_BYTES + ROWS_BYTES);
     const LocalTensor<float> scales = ub<float>(at_scales, BATCH * 32);
     const LocalTensor<float> spread = ub<float>(at_scales + BATCH * 32, BATCH * 256);
     for (int32_t at = 0; at < S::LATENT; at += 128)
@@ -106,9 +112,9 @@ class PackedRows {
     PipeBarrier<PIPE_V>();
   }
 
-  __aicore__ inline void round(const LocalTensor<int8_t>& raw, int32_t count) {
+  __aicore__ inline void round(const LocalTensor<int8_t>& raw, const LocalTensor<T>& rows,
+                               int32_t count) {
     constexpr uint32_t OUT_STRIDE = S::WIDTH * 2 / 32;
-    const LocalTensor<T> rows = ub<T>(at_ + RAW_BYTES, ROWS_BYTES);
     for (int32_t at = 0; at < S::LATENT; at += 64)
       Cast(rows[at], ub<float>(wide_, WIDE_BYTES)[at], RoundMode::CAST_RINT, 64, count,
            UnaryRepeatParams(1, 1, OUT_STRIDE, S::LATENT / 8));
@@ -121,6 +127,7 @@ class PackedRows {
   GlobalTensor<int8_t> packed_;
   const uint32_t at_, wide_;
   const int32_t sub_;
+  int32_t batches_ = 0;
 };
 
 }  // namespace sfa
