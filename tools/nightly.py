@@ -1,7 +1,7 @@
 """Run the emulator's long tests: many schedules, every mutant, conformance at full sizes.
 
-``make nightly``, or ``python -m tools.nightly [--seeds N] [--record]``. Fails as pytest does. With
-``--record``, a run without a failure appends one row per kernel to
+``make nightly``, or ``python -m tools.nightly [--seeds N] [--only KERNEL] [--record]``. Fails as
+pytest does. With ``--record``, a run without a failure appends one row per kernel to
 ``tools/results/ascendc_emulated.jsonl``. Nothing in it is measured on an NPU.
 """
 
@@ -59,12 +59,15 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools.nightly", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="schedules per scene [200]")
     parser.add_argument("--record", action="store_true", help=f"append rows to {ROWS.name}")
+    kernels = sorted(path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py"))
+    parser.add_argument("--only", choices=kernels, help="one kernel, and no tests of the emulator")
     options = parser.parse_args(argv)
     if options.seeds < 1:
         parser.error(f"--seeds must be positive, not {options.seeds}")
     os.environ["GLM5_NIGHTLY_SEEDS"] = str(options.seeds)
     tally, start = Tally(), time.monotonic()
-    failed = pytest.main(["-q", "--durations=10", str(TESTS), str(EMULATOR)], plugins=[tally])
+    chosen = [TESTS / f"test_{options.only}.py"] if options.only else [TESTS, EMULATOR]
+    failed = pytest.main(["-q", "--durations=10", *map(str, chosen)], plugins=[tally])
     if failed:
         return int(failed)
     command = ["python", "-m", "tools.nightly", *argv]
