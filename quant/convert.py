@@ -17,7 +17,7 @@ from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.matrix_reference import smoothed
 from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.rotation import Orthogonal
-from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
+from glm5_ascend.quant.solutions import NO_SOLUTIONS, SmoothScales, Solutions
 from glm5_ascend.quant.source_values import DAMAGED, TORCH_DTYPES, read_matrix
 
 __all__ = ["as_bytes", "convert", "read_matrix"]
@@ -47,7 +47,7 @@ def convert(
         BackendUnavailable: from the backend.
     """
     given = solutions.tensors(step)
-    made = _made(reader, step, matrices, solutions, backend) if given is None else dict(given)
+    made = data_free(reader, step, matrices, solutions, backend) if given is None else dict(given)
     for name, spec in step.stored.items():
         data = as_bytes(made.pop(name), spec)
         _require_usable(reader, step, name, data)
@@ -87,13 +87,36 @@ def as_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
     return flat.data
 
 
-def _made(
+def unrounded(
+    reader: CheckpointReader,
+    step: Step,
+    matrices: Mapping[str, Orthogonal],
+    smooth: SmoothScales | None,
+    backend: Backend = CPU,
+) -> Tensor:
+    """Float32 values of a step whose action is MATRIX, folded, rotated and smoothed.
+
+    Raises:
+        CheckpointError: NaN or infinity in the source, or a block scale that is not positive.
+    """
+    if backend.name == "cpu":
+        return matrix_cpu.folded(reader, step, matrices, smooth)
+    weight = matrix_reference.folded(reader, step, matrices, backend)
+    return matrix_reference.smoothed(weight, smooth).float().cpu()
+
+
+def data_free(
     reader: CheckpointReader,
     step: Step,
     matrices: Mapping[str, Orthogonal],
     solutions: Solutions,
-    backend: Backend,
+    backend: Backend = CPU,
 ) -> dict[str, Tensor]:
+    """What a step stores without a finished solution.
+
+    Raises:
+        CheckpointError: as ``unrounded``.
+    """
     is_kernel = backend.name == "cpu"
     if step.action is Action.MATRIX:
         if is_kernel:

@@ -47,6 +47,20 @@ def tensors(
         return refuse_not_finite(reader, step.source)
 
 
+def folded(
+    reader: CheckpointReader,
+    step: Step,
+    matrices: Mapping[str, Orthogonal],
+    smooth: SmoothScales | None,
+) -> Tensor:
+    """Float32 values of a step whose action is MATRIX, before rounding; errors of ``tensors``."""
+    columns, rows = axes(reader, step, matrices, smooth)
+    try:
+        return fold_float(_source(reader, step.source), columns, rows, torch.float32)
+    except NotFinite:
+        return refuse_not_finite(reader, step.source)
+
+
 def axes(
     reader: CheckpointReader,
     step: Step,

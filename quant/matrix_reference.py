@@ -32,7 +32,7 @@ def tensors(
     Raises:
         CheckpointError: NaN or infinity in the source, or a block scale that is not positive.
     """
-    weight = smoothed(_folded(reader, step, matrices, backend), solutions.scales(step))
+    weight = smoothed(folded(reader, step, matrices, backend), solutions.scales(step))
     if step.scheme is Scheme.FLOAT:
         return {step.name: weight.cpu()}
     codes, scale = rounded(weight, step)
@@ -50,7 +50,7 @@ def smoothed(values: Tensor, smooth: SmoothScales | None) -> Tensor:
     return values
 
 
-def _folded(
+def folded(
     reader: CheckpointReader, step: Step, matrices: Mapping[str, Orthogonal], backend: Backend
 ) -> Tensor:
     """Source matrix with norms and rotations folded in: float64, or the stored dtype if large."""

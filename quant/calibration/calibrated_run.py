@@ -32,7 +32,9 @@ class CalibratedRun:
         plan: what is made of it, by a recipe that needs a calibration.
         journal: of the destination.
         options: of the calibration.
-        workers: processes and threads.
+        workers: threads of the calibration; files are written by one process, which has little to
+            do but to copy solutions.
+        backend: arithmetic of what is not solved.
 
     Raises:
         Glm5Error: from reading the text; nothing is written yet.
@@ -48,13 +50,15 @@ class CalibratedRun:
         backend: Backend,
     ) -> None:
         self._source, self._plan, self._journal = source, plan, journal
-        self._workers, self._backend = workers, backend
+        self._backend = backend
         with CheckpointReader(source) as reader:
             config = reader.config
         self._corpus = make_corpus(source, config, plan.recipe.calibration)
         self._setting = replace(options.setting, threads=workers)
         directory = options.work_dir or _beside(journal.directory)
-        self._session = Session(source, plan, self._corpus, self._setting, directory, journal.job)
+        self._session = Session(
+            source, plan, self._corpus, self._setting, directory, journal.job, backend
+        )
         self._layers = frozenset(self._session.layers())
 
     def write(self, *, resume: bool) -> dict[str, object]:
@@ -99,7 +103,7 @@ class CalibratedRun:
             write_files(
                 job,
                 ready,
-                self._workers,
+                1,
                 lambda _: None,
                 lambda shard, record: self._journal.record(shard.file, record),
             )

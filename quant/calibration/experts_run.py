@@ -16,11 +16,12 @@ from torch.nn.functional import silu
 
 from glm5_ascend.quant.calibration.folded_store import FoldedStore, solved_linear
 from glm5_ascend.quant.calibration.parallel import in_order
+from glm5_ascend.quant.calibration.smoothing_run import expert_vector, spread
 from glm5_ascend.quant.calibration.solver import Solver
 from glm5_ascend.quant.calibration.statistics import Moments
 from glm5_ascend.quant.methods.hessian import Factor
 from glm5_ascend.simulator.offline_layers import MoeMlp
-from glm5_ascend.simulator.offline_linear import FloatLinear, Linear
+from glm5_ascend.simulator.offline_linear import Linear
 
 # Tokens whose activations exist at once.
 _ROWS = 8192
@@ -68,62 +69,93 @@ class Solved:
 
 def solve_experts(
     store: FoldedStore,
-    prefix: str,
+    layer: int,
     routing: Routing,
     mlp_input: Tensor,
     solver: Solver,
-    threads: int,
+    has_vectors: bool,
 ) -> Iterator[Solved]:
-    """Solve the experts below ``prefix`` (``…mlp.experts``) in their order."""
+    """Solve the routed experts of a layer in their order.
+
+    Args:
+        store: weights.
+        layer: index.
+        routing: of all tokens.
+        mlp_input: F32 [T, H].
+        solver: rounding.
+        has_vectors: search a smoothing vector between up and down of each expert.
+    """
 
     def one(expert: int) -> Solved:
-        return _Expert(store, f"{prefix}.{expert}", solver).solve(
-            expert, *routing.of(expert), mlp_input
+        return _Expert(store, layer, expert, solver, has_vectors).solve(
+            *routing.of(expert), mlp_input
         )
 
-    yield from in_order(one, range(len(routing.counts)), threads)
+    yield from in_order(one, range(len(routing.counts)), solver.setting.threads)
 
 
 class _Expert:
-    def __init__(self, store: FoldedStore, prefix: str, solver: Solver) -> None:
-        self._store, self._solver = store, solver
+    def __init__(
+        self, store: FoldedStore, layer: int, expert: int, solver: Solver, has_vectors: bool
+    ) -> None:
+        self._store, self._layer, self._expert = store, layer, expert
+        self._solver, self._has_vectors = solver, has_vectors
+        prefix = f"model.layers.{layer}.mlp.experts.{expert}"
         self._names = {part: f"{prefix}.{part}_proj.weight" for part in ("gate", "up", "down")}
 
-    def solve(self, expert: int, tokens: Tensor, weights: Tensor, mlp_input: Tensor) -> Solved:
+    def solve(self, tokens: Tensor, weights: Tensor, mlp_input: Tensor) -> Solved:
         tensors: dict[str, Tensor] = {}
-        pieces = [slice(i, i + _ROWS) for i in range(0, len(tokens), _ROWS)]
-
-        def factor(parts: tuple[str, ...], rows: Callable[[slice], Tensor]) -> Factor | None:
-            steps = [self._store.steps[self._names[part]] for part in parts]
-            setting = self._solver.setting
-            if len(tokens) < setting.min_tokens or not any(map(self._solver.wants, steps)):
-                return None
-            moments = Moments(steps[0].shape[1])
-            for piece in pieces:
-                moments.add(rows(piece), weights[piece].square())
-            return moments.factor(setting.damp)
 
         def inputs(piece: slice) -> Tensor:
             return mlp_input[tokens[piece]]
 
-        known = factor(("gate", "up"), inputs)
+        def active(gate: Linear, up: Linear) -> Tensor:
+            result = torch.empty(len(tokens), self._store.steps[self._names["gate"]].shape[0])
+            for piece in _pieces(tokens):
+                x = inputs(piece)
+                result[piece] = silu(gate(x)) * up(x)
+            return result
+
+        if self._has_vectors and len(tokens):
+            values = active(*(self._store.linear(self._module(part)) for part in ("gate", "up")))
+            known = self._factor(("down",), weights, values.__getitem__)
+            sample = spread(values, self._solver.setting.sample)
+            expert_vector(self._store, self._layer, self._expert, sample, known)
+            del values
+        known = self._factor(("gate", "up"), weights, inputs)
         gate, up = (self._round(part, known, tensors) for part in ("gate", "up"))
         del known
-        active = torch.empty(len(tokens), self._store.steps[self._names["gate"]].shape[0])
-        for piece in pieces:
-            x = inputs(piece)
-            active[piece] = silu(gate(x)) * up(x)
-        down = self._round("down", factor(("down",), active.__getitem__), tensors)
+        values = active(gate, up)
+        down = self._round("down", self._factor(("down",), weights, values.__getitem__), tensors)
         output = torch.empty(len(tokens), mlp_input.shape[1])
-        for piece in pieces:
-            output[piece] = down(active[piece]) * weights[piece, None]
-        return Solved(expert, tensors, tokens, output)
+        for piece in _pieces(tokens):
+            output[piece] = down(values[piece]) * weights[piece, None]
+        return Solved(self._expert, tensors, tokens, output)
+
+    def _module(self, part: str) -> str:
+        return self._names[part].removesuffix(".weight")
+
+    def _factor(
+        self, parts: tuple[str, ...], weights: Tensor, rows: Callable[[slice], Tensor]
+    ) -> Factor | None:
+        """Of the input of some projections, if it is wanted and there are enough tokens."""
+        steps = [self._store.steps[self._names[part]] for part in parts]
+        setting = self._solver.setting
+        if len(weights) < setting.min_tokens or not any(map(self._solver.wants, steps)):
+            return None
+        moments = Moments(steps[0].shape[1])
+        for piece in _pieces(weights):
+            moments.add(rows(piece), weights[piece].square())
+        return moments.factor(setting.damp)
 
     def _round(self, part: str, factor: Factor | None, tensors: dict[str, Tensor]) -> Linear:
         step = self._store.steps[self._names[part]]
-        weight = self._store.weight(step.name)
-        made = self._solver.round(step, weight, factor)
+        made = self._solver.round(self._store, step, factor)
         tensors.update(made)
         if made and self._solver.setting.propagate == "quantised":
             return solved_linear(step, made)
-        return FloatLinear(weight)
+        return self._store.linear(self._module(part))
+
+
+def _pieces(rows: Tensor) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, len(rows), _ROWS)]

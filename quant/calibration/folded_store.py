@@ -8,18 +8,20 @@ checkpoint will.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from glm5_ascend.checkpoint import CheckpointReader
-from glm5_ascend.quant.convert import read_matrix
+from glm5_ascend.quant.backend import CPU, Backend
+from glm5_ascend.quant.convert import data_free, unrounded
 from glm5_ascend.quant.packing import unpack_rows
 from glm5_ascend.quant.recipe import Action, Step
-from glm5_ascend.quant.rotation import Orthogonal, on_columns, on_rows, recycled_state
+from glm5_ascend.quant.rotation import Orthogonal, on_columns
 from glm5_ascend.quant.scheme import Scheme
-from glm5_ascend.quant.solutions import SmoothScales
+from glm5_ascend.quant.solutions import SmoothScales, StaticRange
 from glm5_ascend.simulator.offline_layers import GatedMlp
 from glm5_ascend.simulator.offline_linear import (
     DynamicLinear,
@@ -30,8 +32,6 @@ from glm5_ascend.simulator.offline_linear import (
 )
 
 _STORED = {"BF16": torch.bfloat16, "F32": torch.float32}
-# Elements read at once in float64 (128 MiB).
-_PIECE = 1 << 24
 
 
 class FoldedStore:
@@ -41,6 +41,7 @@ class FoldedStore:
         reader: the source.
         steps: every step of the plan, by name of its output tensor.
         matrices: rotations by name; empty without rotation.
+        backend: arithmetic of folding and of data-free rounding.
 
     Attributes:
         scales: smoothing of steps, by name.
@@ -48,12 +49,16 @@ class FoldedStore:
     """
 
     def __init__(
-        self, reader: CheckpointReader, steps: Iterable[Step], matrices: Mapping[str, Orthogonal]
+        self,
+        reader: CheckpointReader,
+        steps: Iterable[Step],
+        matrices: Mapping[str, Orthogonal],
+        backend: Backend = CPU,
     ) -> None:
         self.config, self.dtype = reader.config, torch.float32
         self.scales: dict[str, SmoothScales] = {}
         self.solved: dict[str, Tensor] = {}
-        self._reader, self._matrices = reader, matrices
+        self._reader, self._matrices, self._backend = reader, matrices, backend
         self.steps = {step.name: step for step in steps}
 
     @property
@@ -67,15 +72,16 @@ class FoldedStore:
     def weight(self, name: str) -> Tensor:
         """F32 values of one tensor before rounding."""
         step = self.steps[name]
-        if step.action is Action.ONES:
-            values = torch.ones(step.shape)
-        elif step.action is Action.RECYCLED:
-            values = recycled_state(read_matrix(self._reader, step.source), self._matrices["R1"])
-        elif step.action is Action.COPY:
-            values = read_matrix(self._reader, step.source)
-        else:
-            values = self._matrix(step)
-        return _smoothed(values, self.scales.get(name)).float()
+        scales = self.scales.get(name)
+        if step.action is Action.MATRIX:
+            return unrounded(self._reader, step, self._matrices, scales, self._backend)
+        return self.data_free(step)[name].float()
+
+    def data_free(self, step: Step, given: StaticRange | None = None) -> dict[str, Tensor]:
+        """What the writer stores for a step without a finished solution; ``given`` is the range of
+        a static one's input."""
+        known = _Known(self.scales.get(step.name), given)
+        return data_free(self._reader, step, self._matrices, known, self._backend)
 
     def float(self, name: str) -> Tensor:
         """F32 values of one tensor that stays float, as the output holds them."""
@@ -107,19 +113,22 @@ class FoldedStore:
             rows = on_columns(rows, step.fold.columns, self._matrices)
         return rows.to(_STORED[step.float_dtype]).float()
 
-    def _matrix(self, step: Step) -> Tensor:
-        gamma = [read_matrix(self._reader, name).float() for name in step.fold.norms]
-        result = torch.empty(step.shape)
-        for rows in _pieces(step.shape):
-            part = read_matrix(self._reader, step.source, rows).float()
-            if gamma:
-                part = part * torch.cat(gamma)
-            if step.fold.columns is not None:
-                part = on_columns(part, step.fold.columns, self._matrices)
-            result[rows] = part
-        if step.fold.rows is not None:
-            result = on_rows(result, step.fold.rows, self._matrices)
-        return result
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of one step that is not solved."""
+
+    smooth: SmoothScales | None
+    given: StaticRange | None
+
+    def tensors(self, step: Step) -> dict[str, Tensor] | None:
+        return None
+
+    def scales(self, step: Step) -> SmoothScales | None:
+        return self.smooth
+
+    def static_range(self, step: Step) -> StaticRange | None:
+        return self.given
 
 
 class _StreamedExperts:
@@ -150,17 +159,3 @@ def solved_linear(step: Step, solved: Mapping[str, Tensor]) -> Linear:
         return DynamicLinear(codes, solved[f"{module}.weight_scale"])
     parts = ("input_scale", "input_offset", "quant_bias", "deq_scale")
     return StaticLinear(codes, *(solved[f"{module}.{part}"] for part in parts))
-
-
-def _smoothed(values: Tensor, smooth: SmoothScales | None) -> Tensor:
-    if smooth is not None and smooth.columns is not None:
-        values = values.double() * smooth.columns
-    if smooth is not None and smooth.rows is not None:
-        values = values.double() * smooth.rows.reshape(-1, *[1] * (values.dim() - 1))
-    return values
-
-
-def _pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, _PIECE // shape[1])
-    for start in range(0, shape[0], step):
-        yield slice(start, min(start + step, shape[0]))

@@ -15,8 +15,10 @@ from glm5_ascend.quant.calibration.attention_run import READERS, Sequence, atten
 from glm5_ascend.quant.calibration.experts_run import Routing, route, solve_experts
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.parallel import in_order
+from glm5_ascend.quant.calibration.smoothing_run import ATTENTION, is_quantised, smooth, spread
 from glm5_ascend.quant.calibration.solver import Solver, wanted_of
-from glm5_ascend.quant.calibration.statistics import InputStatistics
+from glm5_ascend.quant.calibration.statistics import InputStatistics, Wanted
+from glm5_ascend.quant.methods.smooth_groups import group_of
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.simulator.offline_layers import DecoderLayer, GatedMlp, MoeMlp
@@ -48,6 +50,7 @@ class LayerRun:
         spans: rows of each sequence.
         files: activations.
         solver: rounding.
+        smoothing: methods of the recipe.
         advance: called with the number of tokens that have passed half of the layer.
     """
 
@@ -58,10 +61,12 @@ class LayerRun:
         spans: list[slice],
         files: Files,
         solver: Solver,
+        smoothing: tuple[str, ...],
         advance: Advance,
     ) -> None:
         self._store, self._layer, self._spans = store, layer, spans
         self._files, self._solver, self._advance = files, solver, advance
+        self._smoothing = smoothing
         self._config, self._tokens = store.config, spans[-1].stop
         self._prefix = f"model.layers.{layer}"
         self.routing: Routing | None = None
@@ -107,6 +112,7 @@ class LayerRun:
     # --- attention
 
     def _attention(self) -> Iterator[tuple[Step, dict[str, Tensor]]]:
+        self._smooth_attention()
         groups = {name: self._readers("self_attn", modules) for name, modules in READERS.items()}
         statistics = {
             name: known
@@ -123,6 +129,20 @@ class LayerRun:
             if step.name in made:
                 yield step, made.pop(step.name)
         self._write_attended()
+
+    def _smooth_attention(self) -> None:
+        if "flex" not in self._smoothing:
+            return
+        wanted, most = Wanted(sample=True), self._solver.setting.sample
+        groups = {n: group_of(self._config, self._layer, a) for n, a in ATTENTION.items()}
+        samples = {
+            name: InputStatistics(wanted, group.width, self._tokens, most)
+            for name, group in groups.items()
+            if is_quantised(self._store, group)
+        }
+        gather(self._load(), self._sequences(), samples, self._solver.setting.threads)
+        rows = {ATTENTION[name]: known.rows() for name, known in samples.items()}
+        smooth(self._store, self._layer, rows)
 
     def _write_attended(self) -> None:
         layer, hidden = self._load(), self._config.hidden_size
@@ -152,11 +172,11 @@ class LayerRun:
             raise TypeError(f"layer {self._layer} has no experts")
         self.routing = route(mlp, self._mlp_input)
         del mlp
-        prefix = f"{self._prefix}.mlp.experts"
-        threads, pairs = self._solver.setting.threads, sum(self.routing.counts)
+        pairs = sum(self.routing.counts)
         done = 0
+        has_vectors = "awq" in self._smoothing
         solved = solve_experts(
-            self._store, prefix, self.routing, self._mlp_input, self._solver, threads
+            self._store, self._layer, self.routing, self._mlp_input, self._solver, has_vectors
         )
         for one in solved:
             self._following.index_add_(0, one.tokens, one.output)
@@ -170,6 +190,10 @@ class LayerRun:
         self, block: str, *, report: bool = True
     ) -> Iterator[tuple[Step, dict[str, Tensor]]]:
         """A dense block or the shared expert; adds its output to the following hidden states."""
+        if "flex" in self._smoothing:
+            gated = self._load_gated(block)
+            x = spread(self._mlp_input, self._solver.setting.sample)
+            smooth(self._store, self._layer, {block: silu(gated.gate(x)) * gated.up(x)})
         first = self._readers(block, _PARTS[:2])
         statistics = self._statistics(first)
         if statistics is not None:
@@ -219,7 +243,7 @@ class LayerRun:
     def _round(self, step: Step, known: InputStatistics | None) -> dict[str, Tensor]:
         factor = None if known is None else known.factor(self._solver.setting.damp)
         ranges = None if known is None else known.ranges
-        made = self._solver.round(step, self._store.weight(step.name), factor, ranges)
+        made = self._solver.round(self._store, step, factor, ranges)
         if self._solver.setting.propagate == "quantised":
             self._store.solved.update(made)
         return made

@@ -26,6 +26,7 @@ from glm5_ascend.checkpoint import (
 )
 from glm5_ascend.console import note
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.calibration import spill
 from glm5_ascend.quant.calibration.corpus import Corpus
 from glm5_ascend.quant.calibration.coverage import LayerCoverage, covered
@@ -66,6 +67,7 @@ class Session:
         setting: how.
         directory: for activations and solutions.
         job: what the run as a whole is; a work directory of another job is refused.
+        backend: arithmetic of folding and of data-free rounding.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Session:
         setting: Setting,
         directory: Path,
         job: dict[str, object],
+        backend: Backend = CPU,
     ) -> None:
         self._source, self._plan, self._corpus = source, plan, corpus
         self._setting, self.directory = setting, directory
+        self._backend = backend
         self._identity = _identity(job, corpus, setting)
         self.coverage: dict[int, LayerCoverage] = {}
         self.solved: list[int] = []
@@ -165,7 +169,7 @@ class Session:
             matrices = rotations(reader.config) if self._plan.recipe.rotate else {}
             steps = [step for shard in self._plan.shards for step in shard.steps]
             for layer in left:
-                store = FoldedStore(reader, steps, matrices)
+                store = FoldedStore(reader, steps, matrices, self._backend)
                 progress.layer(layers.index(layer))
                 self._solve(store, layer, progress)
                 yield layer
@@ -185,7 +189,9 @@ class Session:
             None if config.has_indexer(layer) else self._choice(layer - 1),
             self.directory / "mlp-input",
         )
-        run = LayerRun(store, layer, spans, files, Solver(self._setting), progress.advance)
+        smoothing = self._plan.recipe.smoothing
+        solver = Solver(self._setting)
+        run = LayerRun(store, layer, spans, files, solver, smoothing, progress.advance)
         write_solution(self.directory, layer, run.steps(), run.solve())
         write_scales(self.directory, layer, store.scales)
         if run.routing is not None:

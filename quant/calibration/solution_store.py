@@ -81,7 +81,7 @@ def write_scales(directory: Path, layer: int, scales: dict[str, SmoothScales]) -
 
     def data() -> Iterator[tuple[str, memoryview]]:
         for name, values in tensors.items():
-            yield name, as_bytes(values, specs[name])
+            yield name, values.contiguous().numpy().data
 
     write_shard(scales_file(directory, layer), specs, data(), {})
 

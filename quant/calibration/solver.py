@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.options import Setting
 from glm5_ascend.quant.calibration.statistics import Wanted
 from glm5_ascend.quant.methods.gptq import gptq
@@ -13,7 +14,7 @@ from glm5_ascend.quant.methods.static_range import InputHistogram, static_range
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.solutions import StaticRange
-from glm5_ascend.quant.stored_form import rounded, stored_form
+from glm5_ascend.quant.stored_form import stored_form
 
 
 class Solver:
@@ -28,32 +29,31 @@ class Solver:
 
     def round(
         self,
+        store: FoldedStore,
         step: Step,
-        weight: Tensor,
         factor: Factor | None,
         ranges: InputHistogram | None = None,
     ) -> dict[str, Tensor]:
         """The stored tensors of a step; empty for one that stays float.
 
         Args:
+            store: weights.
             step: what to make.
-            weight: F32 [out, in].
             factor: of the input's second moments; without one the rounding is data-free.
             ranges: of the input; a static step needs them.
         """
         if step.scheme is Scheme.FLOAT:
             return {}
-        if self.wants(step) and factor is not None:
-            found = gptq(weight, factor, INT4 if step.scheme is Scheme.W4A8_DYNAMIC else INT8)
-            codes, scale = found.codes, found.scale
-        else:
-            codes, scale = rounded(weight, step)
         given: StaticRange | None = None
         if step.scheme is Scheme.W8A8:
             if ranges is None:
                 raise ValueError(f"{step.name} is static, and no range of its input is known")
             given = static_range(ranges)
-        return stored_form(step, codes, scale, given)
+        if not self.wants(step) or factor is None:
+            return store.data_free(step, given)
+        grid = INT4 if step.scheme is Scheme.W4A8_DYNAMIC else INT8
+        found = gptq(store.weight(step.name), factor, grid)
+        return stored_form(step, found.codes, found.scale, given)
 
 
 def wanted_of(steps: list[Step]) -> Wanted:

@@ -83,6 +83,12 @@ class InputStatistics:
             if part is not None:
                 part.add(x)
 
+    def rows(self) -> Tensor:
+        """The sampled rows, F32 [at most the number wanted, width]."""
+        if self.sample is None:
+            raise ValueError("no rows were kept")
+        return self.sample.rows()
+
     def factor(self, damp: float) -> Factor | None:
         """The factor of the moments, computed once for all modules that read the input."""
         if self.moments is None:
