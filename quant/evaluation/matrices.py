@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from glm5_ascend.ascend_schemes import FLOAT
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.quant.verify_source import Comparison
 from glm5_ascend.quant.verify_values import Values
@@ -52,7 +53,9 @@ def matrix_errors(directory: Path, source: Path) -> Errors | None:
     if config is None:
         return None
     with CheckpointReader(source) as reader:
-        comparison = Comparison.start(reader, config, Values(folder), schemes)
+        # A plain checkpoint has no description.
+        known = schemes or dict.fromkeys(folder.tensors, FLOAT)
+        comparison = Comparison.start(reader, config, Values(folder), known)
         if comparison is None:
             return None
         found: dict[str, dict[int, list[float]]] = {module: {} for module in _MODULES}

@@ -11,6 +11,8 @@ _WIDTH, _HEIGHT = 860, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 26, 34
 # Levels of a heat map, CSS classes h0 … h8.
 LEVELS = 9
+# What lies further below the largest value of a logarithmic heat map has the lightest colour.
+_DECADES = 1e-5
 
 Point = tuple[float, float]
 
@@ -36,9 +38,11 @@ class Axis:
     def ticks(self) -> list[float]:
         """A few round values within the range."""
         if self.is_log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            step = max(1, (last - first) // 5 + 1)
-            return [10.0**power for power in range(first, last + 1, step)] or [self.low, self.high]
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            units = (1, 2, 5) if last - first < 4 else (1,)
+            step = max(1, (last - first) // 6)
+            found = [unit * 10.0**power for power in range(first, last, step) for unit in units]
+            return [tick for tick in found if self.low <= tick <= self.high] or [self.low]
         if self.high <= self.low:
             return [self.low]
         raw = (self.high - self.low) / 5
@@ -91,14 +95,15 @@ def heat_map(title: str, rows: Mapping[str, Mapping[int, float]], *, is_log: boo
     if not values:
         return f"<p>{escape(title)}: nothing to show.</p>"
     columns = sorted({column for row in rows.values() for column in row})
-    scale = Axis(min(values), max(values), 0, LEVELS - 1e-6, is_log)
+    low = max(min(values), max(values) * _DECADES) if is_log else min(values)
+    scale = Axis(low, max(values), 0, LEVELS - 1e-6, is_log)
     left, cell = 230, max(4.0, min(26.0, (_WIDTH - 230 - _RIGHT) / len(columns)))
     body = []
     for number, (name, row) in enumerate(rows.items()):
         y = _TOP + 18 * number
         body.append(f'<text class="end" x="{left - 6}" y="{y + 12}">{escape(name)}</text>')
         for column, value in row.items():
-            level = int(scale(value)) if value > 0 or not is_log else 0
+            level = int(scale(max(value, low)))
             at = left + cell * columns.index(column)
             body.append(
                 f'<rect class="h{level}" x="{at:.1f}" y="{y}" width="{cell - 0.6:.1f}" height="17">'
@@ -109,7 +114,9 @@ def heat_map(title: str, rows: Mapping[str, Mapping[int, float]], *, is_log: boo
     for column in columns[::step]:
         at = left + cell * (columns.index(column) + 0.5)
         body.append(f'<text class="mid" x="{at:.1f}" y="{foot}">{column}</text>')
-    ends = f"lightest {min(values):.2g}, darkest {max(values):.2g}"
+    ends = (
+        f"lightest {low:.2g}{' and less' if low > min(values) else ''}, darkest {max(values):.2g}"
+    )
     body.append(f'<text x="{left}" y="{foot + 18}">{escape(x)}; {ends}</text>')
     return _figure(title, _WIDTH, foot + 26, body)
 
