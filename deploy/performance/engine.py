@@ -14,9 +14,10 @@ from glm5_ascend.deploy.performance.step import StepModel
 
 @dataclass(slots=True)
 class Request:
-    """One request; times in seconds, NaN until they happen."""
+    """One request; times in seconds, NaN until they happen; ``pace`` scales its accepted tokens."""
 
     issued: float
+    pace: float = 1.0
     rank: int = -1
     left: int = 0
     first: float = math.nan
@@ -29,7 +30,7 @@ class Traffic:
 
     Attributes:
         prompt, output: tokens.
-        cached: prompt tokens that the prefilling rank has already.
+        cached: prompt tokens that the prefilling rank has already, once it has filled one prompt.
         shared: prompt tokens whose blocks the requests of a decoding rank share.
         accepted: tokens per decode step, 1 without MTP.
     """
@@ -39,6 +40,23 @@ class Traffic:
     cached: int
     shared: int
     accepted: float
+
+    def spread(self, drafts: int) -> float:
+        """Relative standard deviation of a request's mean acceptance over its own steps.
+
+        Each draft is taken to be accepted with one probability until the first miss; a request of
+        many steps is closer to the mean. Without it all requests of a wave would end in one step.
+        """
+        if self.accepted <= 1 or not drafts:
+            return 0.0
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            chance = (low + high) / 2
+            mean = sum(chance**i for i in range(drafts + 1))
+            low, high = (chance, high) if mean < self.accepted else (low, chance)
+        lengths = [chance**i * (1 - chance) for i in range(drafts)] + [chance**drafts]
+        variance = sum(p * (i + 1 - self.accepted) ** 2 for i, p in enumerate(lengths))
+        return math.sqrt(variance / (self.output / self.accepted)) / self.accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +86,12 @@ class Engine:
     room: list[float] = field(init=False)
     ends: list[tuple[int, int, Request]] = field(init=False)
     fresh: list[Request] = field(init=False)
+    warm: list[bool] = field(init=False)
     _order: int = 0
 
     def __post_init__(self) -> None:
         ranks = self.model.work.dp
-        self.load = [0] * ranks
+        self.load, self.warm = [0] * ranks, [False] * ranks
         self.waiting = [deque() for _ in range(ranks)]
         self.filling = [deque() for _ in range(ranks)]
         self.seqs, self.tokens = np.zeros(ranks), np.zeros(ranks)
@@ -96,7 +115,9 @@ class Engine:
     def add(self, request: Request, now: float) -> None:
         """Queue a request at the rank with the fewest."""
         request.rank = self.load.index(min(self.load))
-        request.left = self.traffic.prompt - self.traffic.cached
+        known = self.traffic.cached if self.warm[request.rank] else 0
+        request.left = max(self.traffic.prompt - known, 1)
+        self.warm[request.rank] = True
         self.load[request.rank] += 1
         self.waiting[request.rank].append(request)
         if self.at == math.inf:
@@ -117,7 +138,7 @@ class Engine:
                     self.filling[rank].append(request)
 
     def _decode(self, request: Request, context: float) -> None:
-        accepted = self.traffic.accepted
+        accepted = self.traffic.accepted * request.pace
         self.seqs[request.rank] += 1
         self.tokens[request.rank] += context
         # A mixed rank's prefill has made the first token already.
@@ -133,21 +154,23 @@ class Engine:
         """
         self._admit()
         ranks = len(self.load)
-        chunk, past = np.zeros(ranks), np.zeros(ranks)
-        filled = self._fill(chunk, past)
+        chunk, keys = np.zeros(ranks), np.zeros(ranks)
+        filled = self._fill(chunk, keys)
+        if not (filled or chunk.any() or self.ends):
+            self.at = math.inf
+            return []
+        context = self.tokens / np.maximum(self.seqs, 1)
+        seconds = self.model.seconds(self.seqs, context, chunk, keys)
         count = 1
-        held = np.maximum(self.seqs, 1)
-        if not chunk.any():
-            if not self.ends:
-                self.at = math.inf
-                return []
-            # First tokens are told apart, so a step with fresh requests stands alone.
-            count = self.ends[0][0] - self.steps if not self.fresh else 1
-            seconds = self.model.seconds(self.seqs, self.tokens / held, chunk, past)
+        # First tokens are told apart, so a step with fresh requests stands alone.
+        if not chunk.any() and not self.fresh:
+            count = self.ends[0][0] - self.steps
             if until < math.inf:
                 count = min(count, max(math.ceil((until - self.at) / seconds), 1))
-        middle = self.tokens / held + self.traffic.accepted * (count - 1) / 2
-        self.at += count * self.model.seconds(self.seqs, middle * (self.seqs > 0), chunk, past)
+        if count > 1:
+            middle = context + self.traffic.accepted * (count - 1) / 2 * (self.seqs > 0)
+            seconds = self.model.seconds(self.seqs, middle, chunk, keys)
+        self.at += count * seconds
         self.steps += count
         self.tokens += self.seqs * self.traffic.accepted * count
         for request in self.fresh:
@@ -155,7 +178,7 @@ class Engine:
         self.fresh.clear()
         return self._finish(filled)
 
-    def _fill(self, chunk: np.ndarray, past: np.ndarray) -> list[Request]:
+    def _fill(self, chunk: np.ndarray, keys: np.ndarray) -> list[Request]:
         """Hand out the step's prompt tokens; return the requests whose prompt ends in it."""
         each, traffic = 1 + self.model.work.drafts, self.traffic
         done: list[Request] = []
@@ -165,7 +188,7 @@ class Engine:
             while queue and budget > 0:
                 request = queue[0]
                 part = min(budget, request.left)
-                weighted += part * (traffic.prompt - request.left)
+                weighted += part * (traffic.prompt - request.left + part / 2)
                 request.left -= part
                 budget -= part
                 chunk[rank] += part
@@ -173,7 +196,7 @@ class Engine:
                     break
                 done.append(queue.popleft())
             if chunk[rank]:
-                past[rank] = weighted / chunk[rank]
+                keys[rank] = weighted / chunk[rank]
         return done
 
     def _finish(self, filled: list[Request]) -> list[Request]:

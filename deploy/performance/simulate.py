@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+import numpy as np
+
 from glm5_ascend.deploy.performance.engine import Engine, Request
 
 _MOST_STEPS = 2_000_000
+_SEED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,16 @@ def simulate(
         return None
     arrivals: list[tuple[float, int, int, Request]] = []
     issued, order = 0, 0
+    last = (second or first)[0]
+    spread = last.traffic.spread(last.model.work.drafts)
+    paces = 1 + spread * np.random.default_rng(_SEED).standard_normal(load.requests).clip(-3, 3)
 
     def issue(now: float) -> None:
         nonlocal issued, order
         if issued < load.requests:
             time = now if load.rate is None else max(now, issued / load.rate)
             order += 1
-            heappush(arrivals, (time, order, 0, Request(time)))
+            heappush(arrivals, (time, order, 0, Request(time, float(paces[issued]))))
             issued += 1
 
     for _ in range(min(load.concurrency, load.requests)):

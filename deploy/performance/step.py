@@ -25,32 +25,34 @@ class StepModel:
     Attributes:
         graph: decode-only steps run as captured graphs.
         kernels: bare kernels: no host, and experts forced to equal load.
+        overlap: two micro-batches hide communication behind the rest, as far as it reaches.
     """
 
     work: Work
     parameters: Parameters
     graph: bool = True
     kernels: bool = False
+    overlap: bool = False
 
-    def seconds(self, seqs: Array, context: Array, chunk: Array, past: Array) -> float:
+    def seconds(self, seqs: Array, context: Array, chunk: Array, keys: Array) -> float:
         """Seconds of one step; arrays have one entry per DP rank.
 
         Args:
             seqs: sequences that decode.
             context: their mean length, tokens.
             chunk: prompt tokens of this step.
-            past: mean length before the chunk.
+            keys: mean number of tokens that one of them attends to.
         """
-        return sum(self.parts(seqs, context, chunk, past).values())
+        return sum(self.parts(seqs, context, chunk, keys).values())
 
-    def parts(self, seqs: Array, context: Array, chunk: Array, past: Array) -> dict[str, float]:
+    def parts(self, seqs: Array, context: Array, chunk: Array, keys: Array) -> dict[str, float]:
         """Seconds by kind, keys of :data:`KINDS`; arguments as of :meth:`seconds`."""
         w, p = self.work, self.parameters
         queries = seqs * (1 + w.drafts)
         tokens = queries + chunk
         most, total = float(tokens.max()), float(tokens.sum())
         filling = bool(chunk.any())
-        attend, index = self._attention(seqs, context, chunk, past)
+        attend, index = self._attention(seqs, context, chunk, keys)
         found = {
             "attention": w.layers * attend,
             "indexer": w.index_layers * index,
@@ -59,6 +61,9 @@ class StepModel:
         }
         found["linear"] += self._product(float(queries.max()) * w.head_flops, w.head_bytes, w.bf16)
         found["communication"] = w.layers * self._moved(most)
+        if self.overlap:
+            hidden = sum(found.values()) - found["communication"]
+            found["communication"] -= min(found["communication"], hidden)
         found["latency"] = w.layers * self._latency(filling)
         found["host"] = 0.0 if self.kernels else p.host_ms * 1e-3
         found["drafts"] = 0.0
@@ -67,29 +72,28 @@ class StepModel:
         return found
 
     def _attention(
-        self, seqs: Array, context: Array, chunk: Array, past: Array
+        self, seqs: Array, context: Array, chunk: Array, keys: Array
     ) -> tuple[float, float]:
         """Seconds of attention and of an indexer in one layer, on the busiest rank."""
         w, p = self.work, self.parameters
         queries = seqs * (1 + w.drafts)
-        length = past + chunk / 2
         stream, collect = w.hbm * p.hbm, w.hbm * p.gather
         cube = w.bf16 * p.attention
         share = w.tp if w.split else 1
         if w.topk:
             chosen = np.minimum(context, w.topk)
-            picked = np.minimum(length, w.topk)
+            picked = np.minimum(keys, w.topk)
             moved = (queries * chosen + chunk * picked / share) * (w.latent / collect)
             computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
         else:
             moved = seqs * context * (w.latent / stream)
             computed = queries * context * (w.query_flops / cube)
-            computed = computed + chunk * length * (w.prefill_flops / cube)
+            computed = computed + chunk * keys * (w.prefill_flops / cube)
         attend = float(np.maximum(moved, computed).max())
         if not w.topk:
             return attend, 0.0
-        read = (seqs * context + (chunk > 0) * length) * (w.key / stream)
-        scored = (queries * context + chunk * length / share) * (w.score_flops / cube)
+        read = (seqs * context + (chunk > 0) * keys) * (w.key / stream)
+        scored = (queries * context + chunk * keys / share) * (w.score_flops / cube)
         return attend, float(np.maximum(read, scored).max())
 
     def _experts(self, total: float) -> float:
