@@ -16,7 +16,7 @@ import click
 
 from glm5_ascend import __version__, console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command
-from glm5_ascend.cli_check import check
+from glm5_ascend.cli_check import check, doctor
 from glm5_ascend.cli_eval import evaluate
 from glm5_ascend.cli_quant import quantize
 from glm5_ascend.env import OP_BACKENDS
@@ -96,6 +96,7 @@ def cli() -> None:
 cli.add_command(quantize)
 cli.add_command(evaluate)
 cli.add_command(check)
+cli.add_command(doctor)
 
 
 @cli.command(short_help="Say what a checkpoint is.")

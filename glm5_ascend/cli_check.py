@@ -57,3 +57,28 @@ def check(
         for line in text_of(report.remaining, report.commands, report.release.text).splitlines():
             console.note(f"left: {line}")
     return int(report.exit_code)
+
+
+@click.command(cls=Glm5Command, short_help="Say whether machines are ready, or why a run failed.")
+@click.option("--nodes", metavar="U@H1,H2|@FILE", help="Machines to ask through ssh.")
+@click.option("--for", "engine", metavar="VERSION", help="Release whose versions are wanted.")
+@click.option("--model", metavar="DIR", help="Checkpoint that must be the same on all machines.")
+@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Must be free.")
+@click.option("--log", type=_FILE, help="Name the cause of a failed run from its log instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def doctor(log: Path | None, as_json: bool, nodes: str | None, **options: Any) -> int:
+    """Ask this machine, or several through ssh, what an engine needs to know before it starts.
+
+    Nothing is changed anywhere. What cannot be asked (no NPU, no hccn_tool) is reported as skipped.
+    Exit code 5 says that a check failed; with --log 1 says that a known cause was found.
+
+    \b
+    Examples:
+      glm5-ascend doctor --nodes root@10.0.0.1,10.0.0.2 --for 0.30 --model /models/GLM-5.2-w4a8
+      glm5-ascend doctor --log vllm.log
+    """
+    from glm5_ascend.deploy.doctor.run import diagnose, diagnose_log
+
+    found = diagnose_log(log) if log is not None else diagnose(nodes, **options)
+    console.emit(found.as_dict(), found.as_text(), as_json=as_json)
+    return int(found.exit_code)

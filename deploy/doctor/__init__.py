@@ -1,0 +1,1 @@
+"""Whether machines are ready for an engine, and what a failed run's log says."""
