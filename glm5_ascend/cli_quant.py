@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,25 @@ class _Preset(click.ParamType[str]):
         except ConfigError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
         return str(value)
+
+
+class _Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Bytes of a number with a decimal or binary unit."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", str(value))
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if size <= 0:
+            self.fail(f"{value!r} is no size such as 500MB, 4GB or 4GiB", param, ctx)
+        return size
+
+
+_UNITS = {None: 1} | {
+    f"{letter}{binary}": (1024 if binary else 1000) ** power
+    for power, letter in enumerate("kMGT", start=1)
+    for binary in ("", "i")
+}
 
 
 def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -114,6 +134,21 @@ def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     default=64,
     help="Experts with fewer calibration tokens are rounded from their weights alone.",
 )
+@click.option(
+    "--numa", is_flag=True, help="Pin the workers to NUMA nodes, round-robin, and say so."
+)
+@click.option(
+    "--shard-size",
+    "shard_bytes",
+    metavar="SIZE",
+    type=_Size(),
+    help="Limit of one file, such as 2GB or 2GiB.  [default: 4GiB, less for small models]",
+)
+@click.option(
+    "--delete-source",
+    is_flag=True,
+    help="Delete each file of SRC once every output made from it is on disk and checked.",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run into DST.")
 @click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
 @click.option(
@@ -155,6 +190,8 @@ def quantize(
     """
     if options["resume"] and options["overwrite"]:
         raise click.UsageError("--resume and --overwrite exclude each other")
+    if options["numa"] and options["workers"] == 1:
+        raise click.UsageError("--numa goes with --workers 2 or more")
     if rates and not dry_run:
         raise click.UsageError("--rate goes with --dry-run")
     if (scheme is None) == (recipe is None):

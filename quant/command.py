@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING
 from glm5_ascend.checkpoint import tensor_bytes
 from glm5_ascend.console import format_bytes
 from glm5_ascend.engine_releases import Release
-from glm5_ascend.errors import Glm5Error, PreflightError
+from glm5_ascend.errors import ConfigError, Glm5Error, PreflightError
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.calibration.options import FROM_RECIPE, CalibrationOptions
-from glm5_ascend.quant.plan import Plan
+from glm5_ascend.quant.plan import Plan, Shard
 from glm5_ascend.quant.recipe_rules import DtypeName, MtpName, Recipe
 
 if TYPE_CHECKING:
     from glm5_ascend.quant.calibration.calibrated_run import CalibratedRun
+    from glm5_ascend.quant.destination import Need
     from glm5_ascend.quant.journal import Journal
 
 
@@ -44,6 +46,8 @@ class QuantizeOptions:
         shard_bytes: limit of one output file; None decides from the size of the model.
         hash_source: put the SHA-256 of each source file into the manifest, which reads it again.
         calibration: text, budget and way of a calibration; None is what the recipe says.
+        delete_source: cut each source file once no output needs it, and remove all at the end.
+        numa: pin the workers to NUMA nodes, round-robin.
     """
 
     source: Path
@@ -61,6 +65,8 @@ class QuantizeOptions:
     release: Release | None = None
     backend: Backend = CPU
     calibration: CalibrationOptions = FROM_RECIPE
+    delete_source: bool = False
+    numa: bool = False
 
     def wanted(self) -> Recipe:
         """The recipe of the run; ``ConfigError`` for a preset or file that cannot be read."""
@@ -86,6 +92,8 @@ class Summary:
     seconds: float
     bytes_by_scheme: dict[str, int] = field(default_factory=dict)
     engine: str | None = None
+    source_deleted: int = 0
+    numa: str | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return the summary as one JSON object."""
@@ -100,6 +108,8 @@ class Summary:
             "files_resumed": self.files_resumed,
             "seconds": round(self.seconds, 3),
             "bytes_by_scheme": self.bytes_by_scheme,
+            "source_files_deleted": self.source_deleted,
+            "numa": self.numa,
         }
 
     def as_text(self) -> str:
@@ -112,6 +122,8 @@ class Summary:
             f"{self.destination}: {format_bytes(self.output_bytes)} in {self.files} files"
             f"{resumed}, {self.seconds:.1f} s\n{parts}"
             + ("" if self.engine is None else f"\nfor {self.engine}")
+            + (f"\n{self.source_deleted} source files deleted" if self.source_deleted else "")
+            + ("" if self.numa is None else f"\n{self.numa}")
         )
 
 
@@ -126,7 +138,8 @@ def run(options: QuantizeOptions) -> Summary:
     """
     _require_torch()
     from glm5_ascend.quant import destination as place
-    from glm5_ascend.quant import stream
+    from glm5_ascend.quant import numa, stream
+    from glm5_ascend.quant.source_release import SourceRelease
 
     started = time.monotonic()
     source, destination = Path(options.source), Path(options.destination)
@@ -135,19 +148,41 @@ def run(options: QuantizeOptions) -> Summary:
     place.require_separate(source, destination)
     recipe = options.wanted()
     options.backend.require()
-    plan, texts, journal = stream.prepare(
-        source, recipe, options.shard_bytes, options.release, options.backend
+    earlier = _earlier(options, recipe)
+    if earlier is not None and earlier.is_closing:
+        return _closed(options, recipe, earlier, started)
+    plan, texts, journal, waiting = stream.prepare(
+        source, recipe, options.shard_bytes, options.release, options.backend, earlier
     )
     journal.directory = destination
     calibrated = _calibrated(options, plan, journal)
-    ready = place.destination(journal, plan, resume=options.resume, overwrite=options.overwrite)
+    nodes = numa.nodes() if options.numa else []
+    placed = numa.placement(nodes, options.workers) if options.workers > 1 else []
+    ready = place.destination(
+        journal,
+        plan,
+        _need(options, waiting),
+        resume=options.resume,
+        overwrite=options.overwrite,
+    )
     try:
         with ready:
             resumed = len(journal.done)
             seen = None
             if calibrated is None:
+                release = (
+                    SourceRelease(source, waiting, journal, hash_first=options.hash_source)
+                    if options.delete_source
+                    else None
+                )
                 stream.write_weights(
-                    source, plan, journal, options.workers, backend=options.backend
+                    source,
+                    plan,
+                    journal,
+                    options.workers,
+                    backend=options.backend,
+                    release=release,
+                    cpus=[node.cpus for node in placed],
                 )
             else:
                 seen = calibrated.write(resume=options.resume)
@@ -167,7 +202,59 @@ def run(options: QuantizeOptions) -> Summary:
         time.monotonic() - started,
         _bytes_by_scheme(plan),
         None if options.release is None else str(options.release),
+        len(journal.released),
+        numa.describe(nodes, placed) if options.numa else None,
     )
+
+
+def _earlier(options: QuantizeOptions, recipe: Recipe) -> Journal | None:
+    """The journal to continue; with ``--delete-source``, after a look at what may be deleted."""
+    from glm5_ascend.quant.journal import read_journal
+    from glm5_ascend.quant.source_release import require_own_directory
+
+    if options.delete_source:
+        if recipe.needs_calibration:
+            raise ConfigError(
+                f"recipe {recipe.name} needs a calibration, which reads the source several times",
+                "leave out --delete-source",
+            )
+        require_own_directory(Path(options.source))
+    return read_journal(Path(options.destination)) if options.resume else None
+
+
+def _closed(options: QuantizeOptions, recipe: Recipe, journal: Journal, started: float) -> Summary:
+    """Remove what is left of a source whose outputs are all complete."""
+    from glm5_ascend.quant import destination as place
+    from glm5_ascend.quant import stream
+
+    with place.locked(journal.directory):
+        stream.close(Path(options.source), journal)
+    return Summary(
+        journal.directory,
+        recipe.name,
+        recipe.rotate,
+        sum(record.bytes for record in journal.done.values()),
+        len(journal.done),
+        len(journal.done),
+        time.monotonic() - started,
+        source_deleted=len(journal.released),
+    )
+
+
+def _need(options: QuantizeOptions, waiting: Mapping[str, set[str]]) -> Need:
+    from glm5_ascend.quant.destination import Need
+    from glm5_ascend.quant.source_release import departures, peak_growth, shares_disk
+
+    source = Path(options.source)
+    if not options.delete_source or not shares_disk(source, Path(options.destination)):
+        return Need(waiting)
+    sizes = {name: (source / name).stat().st_size for name in waiting}
+
+    def growth(left: Iterable[Shard]) -> int:
+        shards = list(left)
+        return peak_growth(departures(sizes, waiting, shards), shards, options.workers)
+
+    return Need(waiting, growth)
 
 
 def _calibrated(options: QuantizeOptions, plan: Plan, journal: Journal) -> CalibratedRun | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.checkpoint import require_free_space
@@ -19,15 +20,31 @@ from glm5_ascend.quant.journal import (
     owned_files,
     resumable,
 )
-from glm5_ascend.quant.plan import Plan
+from glm5_ascend.quant.plan import Plan, Shard
+from glm5_ascend.quant.source_release import refuse_lost
 
 # Headers, copied files and journal: small beside the weights, but not nothing.
 _SPARE_BYTES = 16 << 20
 _ELSEWHERE = "choose a directory as destination that you may read and write"
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a run takes from the disk.
+
+    Attributes:
+        waiting: which outputs are made from each source file.
+        growth: bytes that writing some outputs takes at most.
+    """
+
+    waiting: Mapping[str, set[str]]
+    growth: Callable[[Iterable[Shard]], int] = lambda shards: sum(s.nbytes for s in shards)
+
+
 @contextmanager
-def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) -> Iterator[None]:
+def destination(
+    journal: Journal, plan: Plan, need: Need, *, resume: bool, overwrite: bool
+) -> Iterator[None]:
     """Make ``journal.directory`` ready for the job, and hold a lock on it.
 
     With ``resume`` the files whose SHA-256 is the recorded one are noted in ``journal.done``;
@@ -49,10 +66,11 @@ def destination(journal: Journal, plan: Plan, *, resume: bool, overwrite: bool) 
         if found is not None:
             require_same_job(directory, found.job, journal.job)
             journal.done = {name: found.done[name] for name in _whole(found, plan)}
+            refuse_lost(journal, sorted(set(found.done) - set(journal.done)), need.waiting)
             obsolete = set()
         if obsolete:
             _require_ours(journal, obsolete, resume=resume, overwrite=overwrite)
-        left = sum(shard.nbytes for shard in plan.shards if shard.file not in journal.done)
+        left = need.growth(shard for shard in plan.shards if shard.file not in journal.done)
         reclaimed = sum((directory / name).stat().st_size for name in obsolete)
         require_free_space(directory, max(0, left + _SPARE_BYTES - reclaimed))
         if not directory.exists():

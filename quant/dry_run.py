@@ -9,8 +9,9 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors, tensor_bytes
@@ -21,6 +22,15 @@ from glm5_ascend.inspection import PARTS, part_of
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.plan import Plan, make_plan
 from glm5_ascend.quant.recipe import Action, Recipe, Step
+from glm5_ascend.quant.source_release import (
+    Departure,
+    consumers,
+    data_bytes,
+    departures,
+    peak_growth,
+    require_own_directory,
+    shares_disk,
+)
 
 # Per worker: interpreter, torch, and the mapped headers.
 _BASE_BYTES = 400 << 20
@@ -58,6 +68,9 @@ class DryRun:
         core_seconds: of conversion and hashing, modelled.
         disk_seconds: of reading and writing alone, modelled.
         headers_only: files of the source that hold no data.
+        departures: with ``--delete-source``, which source file goes when.
+        growth: bytes by which the outputs exceed what has gone, at most; None where what goes
+            makes no room for them.
     """
 
     options: QuantizeOptions
@@ -78,11 +91,14 @@ class DryRun:
     core_seconds: float
     disk_seconds: float
     headers_only: int
+    departures: tuple[Departure, ...] = ()
+    growth: int | None = None
 
     @property
     def needed_bytes(self) -> int:
         """Disk that a real run asks for."""
-        return self.output_bytes + _SPARE_BYTES
+        wanted = self.output_bytes if self.growth is None else self.growth
+        return max(0, wanted + _SPARE_BYTES)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -125,6 +141,7 @@ class DryRun:
             "modelled_core_seconds": round(self.core_seconds, 1),
             "modelled_disk_seconds": round(self.disk_seconds, 1),
             "modelled_seconds": round(self.seconds, 1),
+            "source_files_deleted": [asdict(item) for item in self.departures],
         }
 
     def as_text(self) -> str:
@@ -157,7 +174,17 @@ class DryRun:
         ]
         if self.headers_only:
             lines.append(f"  {self.headers_only:,} files of the source hold a header and no data")
-        return "\n".join(lines)
+        return "\n".join(lines + self._going())
+
+    def _going(self) -> list[str]:
+        """When source files go: one line for all that go after the same output file."""
+        lines = []
+        for after, group in groupby(self.departures, key=lambda item: item.after):
+            items = list(group)
+            names = items[0].file + (f" to {items[-1].file}" if len(items) > 1 else "")
+            size = format_bytes(sum(item.nbytes for item in items))
+            lines.append(f"  deletes   after output file {after}: {names}, {size}")
+        return lines
 
     def _rate(self, name: str) -> str:
         rate, source = self.rates[name], self.sources[name]
@@ -195,7 +222,8 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         reader.check_inventory(expected_tensors(config))
         sizes = {name: reader.nbytes(name) for name in reader.names()}
         empty = sum(_holds_nothing(file) for file in reader.files())
-    plan = make_plan(config, recipe, options.shard_bytes)
+        plan = make_plan(config, recipe, options.shard_bytes)
+        going, growth = _departures(options, reader, plan)
     if recipe.rotate:
         rotations(config)
     texts = text_files(options.source, plan, companions(options.source))
@@ -223,7 +251,21 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         core_seconds=_core_seconds(plan, rates),
         disk_seconds=sum(sizes.values()) / rates["read"] + output / rates["write"],
         headers_only=empty,
+        departures=going,
+        growth=growth,
     )
+
+
+def _departures(
+    options: QuantizeOptions, reader: CheckpointReader, plan: Plan
+) -> tuple[tuple[Departure, ...], int | None]:
+    if not options.delete_source:
+        return (), None
+    require_own_directory(options.source)
+    going = departures(data_bytes(reader), consumers(reader, plan), plan.shards)
+    if not shares_disk(options.source, options.destination):
+        return tuple(going), None
+    return tuple(going), peak_growth(going, plan.shards, options.workers)
 
 
 def rate_of(step: Step) -> str:
@@ -252,8 +294,7 @@ def _kernel_bytes(step: Step) -> int:
     """Output, and the whole matrix in float32 where rows are rotated into each other."""
     stored = sum(map(tensor_bytes, step.stored.values()))
     if step.action is Action.RECYCLED:
-        # diag(γ), its scratch, the product and its symmetric half.
-        return stored + 4 * 4 * step.shape[0] * step.shape[1]
+        return stored + _BYTES_PER_WEIGHT * step.shape[0] * step.shape[1]
     return stored + (4 * step.shape[0] * step.shape[1] if step.fold.rows is not None else 0)
 
 

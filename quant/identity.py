@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from glm5_ascend import __version__
 from glm5_ascend.checkpoint import CheckpointReader
@@ -27,7 +28,11 @@ _WORDS = {
 
 
 def describe_job(
-    reader: CheckpointReader, plan: Plan, companions: Mapping[str, bytes], backend: Backend = CPU
+    reader: CheckpointReader,
+    plan: Plan,
+    companions: Mapping[str, bytes],
+    backend: Backend = CPU,
+    cut: Mapping[str, object] = MappingProxyType({}),
 ) -> dict[str, object]:
     """What must be equal for a job to be resumed: tool, recipe, plan, source files.
 
@@ -39,6 +44,7 @@ def describe_job(
         plan: what is made of it.
         companions: content of the files that are copied.
         backend: what carries out the arithmetic, which decides the last bits of values.
+        cut: what files were like of which only the header is left.
 
     Raises:
         CheckpointError: a file of the source cannot be read.
@@ -54,7 +60,7 @@ def describe_job(
         "companions": {
             name: hashlib.sha256(content).hexdigest() for name, content in companions.items()
         },
-        "sources": _identities(reader.files()),
+        "sources": _identities(reader.files(), cut),
     }
 
 
@@ -79,11 +85,29 @@ def require_same_job(
         )
 
 
-def require_unchanged(source: Path, job: Mapping[str, object]) -> None:
-    """Raise ``CheckpointError`` if a file of weights changed while the job was reading it."""
-    before = job["sources"]
-    if not isinstance(before, dict):
+def require_unchanged(
+    source: Path,
+    job: Mapping[str, object],
+    *,
+    only: Container[str] | None = None,
+    released: Container[str] = (),
+) -> None:
+    """Raise ``CheckpointError`` if a file of weights changed while the job was reading it.
+
+    Args:
+        source: the checkpoint.
+        job: what was known of it.
+        only: names to look at; None looks at all.
+        released: names of files that were cut since.
+    """
+    known = job["sources"]
+    if not isinstance(known, dict):
         raise TypeError("sources")
+    before = {
+        name: identity
+        for name, identity in known.items()
+        if (only is None or name in only) and name not in released
+    }
     after = _identities(source / name for name in before)
     for text in _differences("sources", before, after):
         raise CheckpointError(
@@ -92,8 +116,16 @@ def require_unchanged(source: Path, job: Mapping[str, object]) -> None:
         )
 
 
-def _identities(files: Iterable[Path]) -> dict[str, object]:
-    return {file.name: _identity(file) for file in files}
+def _identities(
+    files: Iterable[Path], cut: Mapping[str, object] = MappingProxyType({})
+) -> dict[str, object]:
+    return {file.name: _before_cut(_identity(file), cut.get(file.name)) for file in files}
+
+
+def _before_cut(found: dict[str, object], earlier: object) -> dict[str, object]:
+    """What the file was like, if it has the header of what it was like."""
+    is_same = isinstance(earlier, dict) and earlier.get("header_sha256") == found["header_sha256"]
+    return dict(earlier) if isinstance(earlier, dict) and is_same else found
 
 
 def _identity(file: Path) -> dict[str, object]:

@@ -43,26 +43,42 @@ class FileRecord:
 class Journal:
     """State of one job in its destination directory.
 
-    ``job`` identifies the work; ``files`` are all names the job may write; ``done`` grows.
+    ``job`` identifies the work; ``files`` are all names the job may write; ``done`` grows, and with
+    ``--delete-source`` so does ``released``: source file to its SHA-256, empty if not wanted.
+    ``is_closing`` says that all files are written and only the source's remain to be removed.
     """
 
     directory: Path
     job: dict[str, object]
     files: list[str]
     done: dict[str, FileRecord] = field(default_factory=dict)
+    released: dict[str, str] = field(default_factory=dict)
+    is_closing: bool = False
 
     def save(self) -> None:
         """Replace the journal on disk; returns once it is durable."""
-        document = {
+        document: dict[str, object] = {
             "job": self.job,
             "files": self.files,
             "done": {name: asdict(self.done[name]) for name in sorted(self.done)},
         }
+        if self.released:
+            document |= {"released": self.released, "is_closing": self.is_closing}
         write_text(self.directory / JOURNAL, json.dumps(document, indent=1) + "\n")
 
     def record(self, file: str, record: FileRecord) -> None:
         """Note that ``file`` is complete; call it after the rename."""
         self.done[file] = record
+        self.save()
+
+    def release(self, file: str, digest: str) -> None:
+        """Note that nothing needs a source file any more; call it before its data goes."""
+        self.released[file] = digest
+        self.save()
+
+    def close(self) -> None:
+        """Note that every output is written."""
+        self.is_closing = True
         self.save()
 
 
@@ -75,7 +91,13 @@ def read_journal(directory: Path) -> Journal | None:
     document = _read(directory, JOURNAL)
     if document is None:
         return None
-    return _parse(directory, JOURNAL, *map(document.get, ("job", "files", "done")))
+    journal = _parse(directory, JOURNAL, *map(document.get, ("job", "files", "done")))
+    released = document.get("released", {})
+    if not isinstance(released, dict):
+        raise DamagedRecord(directory / JOURNAL, "a part of it is missing")
+    journal.released = {str(name): str(digest) for name, digest in released.items()}
+    journal.is_closing = document.get("is_closing") is True
+    return journal
 
 
 def resumable(directory: Path) -> Journal | None:
@@ -91,7 +113,7 @@ def resumable(directory: Path) -> Journal | None:
     if document is None:
         return None
     written, weights = document.pop("written", None), document.pop("weights", None)
-    for key in ("texts", "source_sha256", "repaired", "calibration"):
+    for key in ("texts", "source_sha256", "repaired", "calibration", "source_deleted"):
         document.pop(key, None)
     return _parse(directory, MANIFEST, document, written, weights)
 
@@ -120,6 +142,8 @@ def write_manifest(
         "weights": {name: asdict(journal.done[name]) for name in sorted(journal.done)},
         "texts": {name: asdict(record) for name, record in sorted(small.items())},
     }
+    if journal.released:
+        document["source_deleted"] = sorted(journal.released)
     if sources:
         document["source_sha256"] = dict(sources)
     if calibration:

@@ -6,7 +6,7 @@ weights, at most ``.part`` files, and the journal from which ``--resume`` contin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
@@ -18,12 +18,13 @@ from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.description import DESCRIPTION, companions, text_files
 from glm5_ascend.quant.files import names_in, refusals, sha256_of
 from glm5_ascend.quant.identity import describe_job, require_unchanged
-from glm5_ascend.quant.journal import JOURNAL, Journal, write_manifest
-from glm5_ascend.quant.plan import Plan, make_plan
+from glm5_ascend.quant.journal import JOURNAL, FileRecord, Journal, write_manifest
+from glm5_ascend.quant.plan import Plan, Shard, make_plan
 from glm5_ascend.quant.planned import require_loadable
 from glm5_ascend.quant.recipe import Recipe
 from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
+from glm5_ascend.quant.source_release import SourceRelease, consumers, remove, require_data
 from glm5_ascend.quant.workers import Job, write_files
 
 
@@ -33,19 +34,24 @@ def prepare(
     shard_bytes: int | None,
     release: Release | None = None,
     backend: Backend = CPU,
-) -> tuple[Plan, dict[str, bytes], Journal]:
+    earlier: Journal | None = None,
+) -> tuple[Plan, dict[str, bytes], Journal, dict[str, set[str]]]:
     """Read and check the source and decide everything; writes nothing.
 
+    ``earlier`` is the journal of an interrupted run that deletes its source.
+
     Returns:
-        The plan, the content of every text file in the order of writing, and a journal without a
-        directory yet.
+        The plan, the content of every text file in the order of writing, a journal without a
+        directory yet, and which outputs are made from each source file.
 
     Raises:
         Glm5Error: the source is at fault, or the recipe does not fit the model.
     """
     refuse_quantised(source)
-    with CheckpointReader(source) as reader:
+    released = {} if earlier is None else earlier.released
+    with CheckpointReader(source, data_optional=bool(released)) as reader:
         config = reader.config
+        require_data(reader, released)
         reader.check_inventory(expected_tensors(config))
         plan = make_plan(config, recipe, shard_bytes)
         if recipe.rotate:
@@ -54,7 +60,16 @@ def prepare(
         texts = text_files(source, plan, copied)
         require_loadable(plan, texts, release)
         files = [*(shard.file for shard in plan.shards), *texts]
-        return plan, texts, Journal(Path(), describe_job(reader, plan, copied, backend), files)
+        job = describe_job(reader, plan, copied, backend, _known(earlier))
+        journal = Journal(Path(), job, files, released=dict(released))
+        return plan, texts, journal, consumers(reader, plan)
+
+
+def _known(earlier: Journal | None) -> dict[str, object]:
+    sources = {} if earlier is None else earlier.job.get("sources")
+    if earlier is None or not isinstance(sources, dict):
+        return {}
+    return {name: sources.get(name) for name in earlier.released}
 
 
 def refuse_quantised(source: Path) -> None:
@@ -73,19 +88,32 @@ def write_weights(
     workers: int,
     solutions: Solutions = NO_SOLUTIONS,
     backend: Backend = CPU,
+    release: SourceRelease | None = None,
+    cpus: Sequence[Collection[int]] = (),
 ) -> None:
-    """Write every file of weights that the journal does not list yet."""
+    """Write every file of weights that the journal does not list yet.
+
+    ``release`` deletes what is not needed any more of the source; ``cpus`` are those of each
+    worker, all of them without it.
+    """
+    if release is not None:
+        release.catch_up()
     left = [shard for shard in plan.shards if shard.file not in journal.done]
     if not left:
         note(f"all {len(plan.shards)} files of weights are complete")
         return
-    job = Job(source, journal.directory, plan.recipe.rotate, solutions, backend)
+    is_cut = release is not None or bool(journal.released)
+    job = Job(source, journal.directory, plan.recipe.rotate, solutions, backend, is_cut)
+
+    def finished(shard: Shard, record: FileRecord) -> None:
+        journal.record(shard.file, record)
+        if release is not None:
+            release.completed(shard.file)
+
     name = plan.recipe.name
     title = "converting" if plan.recipe.is_float else f"quantising to {name}"
     with progress(title, sum(shard.nbytes for shard in left)) as advance:
-        write_files(
-            job, left, workers, advance, lambda shard, record: journal.record(shard.file, record)
-        )
+        write_files(job, left, workers, advance, finished, cpus)
 
 
 def finish(
@@ -104,16 +132,26 @@ def finish(
     Raises:
         CheckpointError: the source changed since the run began; nothing is written then.
     """
-    digests = _source_digests(source) if hash_source else {}
-    require_unchanged(source, journal.job)
+    digests = _source_digests(source, journal.released) if hash_source else {}
+    require_unchanged(source, journal.job, released=journal.released)
     for name, content in texts.items():
         write_bytes(journal.directory / name, content)
     write_manifest(journal, texts, digests, calibration)
+    if journal.released:
+        journal.close()
+    close(source, journal)
+
+
+def close(source: Path, journal: Journal) -> None:
+    """Remove the source files that were cut, then the journal; the job is complete."""
+    remove(source, journal.released)
     with refusals(f"remove {journal.directory / JOURNAL}", "remove this file"):
         (journal.directory / JOURNAL).unlink()
 
 
-def _source_digests(source: Path) -> dict[str, str]:
-    files = sorted(source.glob("*.safetensors"))
+def _source_digests(source: Path, released: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of each source file; those of files that were cut were taken before."""
+    files = [file for file in sorted(source.glob("*.safetensors")) if file.name not in released]
     with progress("hashing the source", sum(file.stat().st_size for file in files)) as advance:
-        return {file.name: sha256_of(file, advance) for file in files}
+        found = {file.name: sha256_of(file, advance) for file in files}
+    return dict(sorted({**found, **{name: sha for name, sha in released.items() if sha}}.items()))

@@ -7,9 +7,10 @@ gone. The parent alone writes the journal.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -39,6 +40,7 @@ class Job:
     """What a worker needs to know: where to read, where to write, whether to rotate.
 
     ``solutions`` are pickled for worker processes, so they hold paths rather than tensors.
+    ``is_cut`` says that source files lose their data while the job runs.
     """
 
     source: Path
@@ -46,6 +48,11 @@ class Job:
     rotate: bool
     solutions: Solutions = NO_SOLUTIONS
     backend: Backend = CPU
+    is_cut: bool = False
+
+    def open_source(self) -> CheckpointReader:
+        """A reader of the source, of which some files may have lost their data already."""
+        return CheckpointReader(self.source, data_optional=self.is_cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,12 @@ class _Failure:
 
 
 def write_files(
-    job: Job, shards: Sequence[Shard], workers: int, advance: Advance, finished: Finished
+    job: Job,
+    shards: Sequence[Shard],
+    workers: int,
+    advance: Advance,
+    finished: Finished,
+    cpus: Sequence[Collection[int]] = (),
 ) -> None:
     """Write ``shards``, calling ``finished`` after each file is complete on disk.
 
@@ -68,12 +80,13 @@ def write_files(
         workers: processes; 1 works in this one.
         advance: called with bytes done.
         finished: called in this process, in order of completion.
+        cpus: of each worker process; they may use all without it.
 
     Raises:
         Glm5Error: the first failure; other workers are stopped.
     """
     if workers <= 1 or len(shards) <= 1:
-        with CheckpointReader(job.source) as reader, one_thread():
+        with job.open_source() as reader, one_thread():
             matrices = _matrices(reader, job)
             for shard in shards:
                 record = write_file(
@@ -82,14 +95,20 @@ def write_files(
                 )
                 finished(shard, record)
         return
-    _Pool(job, shards, min(workers, len(shards)), advance, finished).run()
+    _Pool(job, shards, min(workers, len(shards)), advance, finished, cpus).run()
 
 
 class _Pool:
     """Hands out one file at a time to each worker over a pipe."""
 
     def __init__(
-        self, job: Job, shards: Sequence[Shard], count: int, advance: Advance, finished: Finished
+        self,
+        job: Job,
+        shards: Sequence[Shard],
+        count: int,
+        advance: Advance,
+        finished: Finished,
+        cpus: Sequence[Collection[int]],
     ) -> None:
         self._destination = job.destination
         self._pending = list(reversed(shards))
@@ -97,9 +116,10 @@ class _Pool:
         self._workers: dict[Connection, BaseProcess] = {}
         self._busy: dict[Connection, Shard] = {}
         context = get_context("spawn")
-        for _ in range(count):
+        for number in range(count):
+            own = sorted(cpus[number]) if cpus else []
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, job), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, job, own), daemon=True)
             with _without_interrupts():
                 process.start()
             theirs.close()
@@ -160,14 +180,16 @@ class _Pool:
             (self._destination / f".{shard.file}.part").unlink(missing_ok=True)
 
 
-def _serve(connection: Connection, job: Job) -> None:
+def _serve(connection: Connection, job: Job, cpus: Sequence[int]) -> None:
     """Main function of a worker: files in, progress and records out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    if cpus:
+        os.sched_setaffinity(0, cpus)
     torch.set_num_threads(1)
 
     try:
-        with CheckpointReader(job.source) as reader:
+        with job.open_source() as reader:
             matrices = _matrices(reader, job)
             while True:
                 shard = connection.recv()

@@ -222,7 +222,7 @@ def test_a_worker_killed_by_the_system(
 
 
 def test_workers_killed_before_their_first_file(source: Path, tmp_path: Path) -> None:
-    plan, _, _ = prepare(source, preset("w4a8"), SHARD_BYTES)
+    plan, _, _, _ = prepare(source, preset("w4a8"), SHARD_BYTES)
     job = workers.Job(source, tmp_path, rotate=True)
     pool = workers._Pool(job, plan.shards, 2, lambda nbytes: None, lambda shard, record: None)
     for process in active_children():
