@@ -38,7 +38,7 @@ class _Preset(click.ParamType[str]):
         return str(value)
 
 
-class _Size(click.ParamType[int]):
+class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -141,7 +141,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     "--shard-size",
     "shard_bytes",
     metavar="SIZE",
-    type=_Size(),
+    type=Size(),
     help="Limit of one file, such as 2GB or 2GiB.  [default: 4GiB, less for small models]",
 )
 @click.option(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from glm5_ascend import cli
-from glm5_ascend.quant import command, work
+from glm5_ascend.quant import work
 from tests.quant.killed_runs import SHARD_BYTES
 
 convert = work.convert
@@ -24,11 +24,6 @@ def slow(*args: Any) -> Iterator[tuple[str, memoryview]]:
 work.convert = slow
 
 if __name__ == "__main__":
-    defaults = command.QuantizeOptions.__init__
-
-    def with_small_shards(self: Any, *args: Any, **kwargs: Any) -> None:
-        defaults(self, *args, **kwargs, shard_bytes=SHARD_BYTES)
-
-    command.QuantizeOptions.__init__ = with_small_shards  # type: ignore[method-assign]
-    sys.argv = ["glm5-ascend", "quantize", *sys.argv[1:], "--scheme", "w4a8", "--workers", "2"]
+    more = ["--scheme", "w4a8", "--workers", "2", "--shard-size", str(SHARD_BYTES)]
+    sys.argv = ["glm5-ascend", "quantize", *sys.argv[1:], *more]
     cli.main()
