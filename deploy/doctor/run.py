@@ -122,7 +122,7 @@ def diagnose(
     Raises:
         Glm5Error: no hosts, or an unknown release.
     """
-    hosts = parse_nodes(nodes) if nodes else [LOCAL]
+    hosts = [LOCAL] if nodes is None else parse_nodes(nodes)
     found = release(engine) if engine else None
     machines = survey(hosts, model, ask)
     results = [Result("reachable", m.host, FAIL if m.error else PASS, m.error) for m in machines]
