@@ -17,6 +17,7 @@ import click
 from glm5_ascend import __version__, console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command
 from glm5_ascend.cli_check import check, doctor
+from glm5_ascend.cli_deploy import fit, plan
 from glm5_ascend.cli_eval import evaluate
 from glm5_ascend.cli_quant import quantize
 from glm5_ascend.env import OP_BACKENDS
@@ -97,6 +98,8 @@ cli.add_command(quantize)
 cli.add_command(evaluate)
 cli.add_command(check)
 cli.add_command(doctor)
+cli.add_command(fit)
+cli.add_command(plan)
 
 
 @cli.command(short_help="Say what a checkpoint is.")

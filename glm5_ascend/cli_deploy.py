@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from glm5_ascend import console
-from glm5_ascend.cli_base import Glm5Command
+from glm5_ascend.cli_base import DIRECTORY, Glm5Command
 
 _QUANTS = click.Choice(["bf16", "w8a8", "w4a8"])
 _CACHES = click.Choice(["bf16", "li-c8", "sfa-c8", "both"])
 _COUNT = click.IntRange(1)
+_SHARE = click.FloatRange(0, 1, max_open=True)
+_MILLISECONDS = click.FloatRange(0, min_open=True)
 _HW_HELP = "SKU:SERVERS, e.g. a3-752t:2; a bare a2 or a3 is its slowest SKU."
 _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
 
@@ -67,4 +69,51 @@ def fit(as_json: bool, **options: Any) -> int:
     return int(found.exit_code)
 
 
-COMMANDS: list[click.Command] = [fit]
+@click.command(cls=Glm5Command, short_help="Find the layout that is best for a load.")
+@click.option("--model", required=True, metavar="NAME|DIR", help="glm-5 to glm-5.3, or a folder.")
+@click.option("--quant", type=_QUANTS, default="w8a8", show_default=True, help="Weights.")
+@click.option("--kv", type=_CACHES, help="One cache format.  [default: try all]")
+@click.option("--hw", required=True, metavar="SKU[:SERVERS]", help=_HW_HELP)
+@click.option("--isl", type=_COUNT, required=True, help="Tokens of a prompt.")
+@click.option("--osl", type=click.IntRange(2), required=True, help="Tokens of an answer.")
+@click.option("--prefix", type=_SHARE, default=0.0, show_default=True, help="Share found in cache.")
+@click.option("--prefix-d", type=_SHARE, help="Share that decodes share.  [default: --prefix]")
+@click.option("--concurrency", type=_COUNT, help="Requests at once.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second.")
+@click.option("--tpot", type=_MILLISECONDS, default=50.0, show_default=True, help="Mean limit, ms.")
+@click.option("--ttft", type=_MILLISECONDS, default=5e3, show_default=True, help="Mean limit, ms.")
+@click.option(
+    "--accept-len",
+    "accepted",
+    type=click.FloatRange(1, 4),
+    default=2.8,
+    show_default=True,
+    help="Tokens per step with three drafts.",
+)
+@click.option("--mtp", "drafts", type=click.IntRange(0, 8), help="Drafts.  [default: try some]")
+@click.option("--index-cache/--no-index-cache", default=True, help="IndexCache on GLM-5 and 5.1.")
+@click.option("--for", "release", default="0.30", show_default=True, help="vllm-ascend's version.")
+@click.option("--top", type=_COUNT, default=5, show_default=True, help="Layouts to show.")
+@click.option("--out", type=DIRECTORY, metavar="FILE", help="Write the best as a plan file.")
+@click.option("--chart", type=DIRECTORY, metavar="FILE", help="Write the chart as HTML with SVG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def plan(as_json: bool, **options: Any) -> int:
+    """Try every layout on the hardware and rank those that meet the limits by tokens/s per die.
+
+    Everything printed is modelled unless it says published; deploy/README.md shows how far the
+    model is off on published measurements. Exit code 4 says that no layout meets the limits.
+
+    \b
+    Example:
+      glm5-ascend plan --model glm-5.2 --hw a3-752t:4 --isl 65536 --osl 1024 --prefix 0.9 \\
+        --concurrency 128 --out plan.yaml
+    """
+    from glm5_ascend.deploy.planner.command import PlanOptions
+    from glm5_ascend.deploy.planner.command import plan as run
+
+    planned = run(PlanOptions(**options))
+    console.emit(planned.as_dict(), planned.as_text(), as_json=as_json)
+    return int(planned.exit_code)
+
+
+COMMANDS: list[click.Command] = [fit, plan]

@@ -33,6 +33,7 @@ class Traffic:
         cached: prompt tokens that the prefilling rank has already, once it has filled one prompt.
         shared: prompt tokens whose blocks the requests of a decoding rank share.
         accepted: tokens per decode step, 1 without MTP.
+        warm: the cached tokens are there from the start.
     """
 
     prompt: int
@@ -40,6 +41,7 @@ class Traffic:
     cached: int
     shared: int
     accepted: float
+    warm: bool = False
 
     def spread(self, drafts: int) -> float:
         """Relative standard deviation of a request's mean acceptance over its own steps.
@@ -91,7 +93,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         ranks = self.model.work.dp
-        self.load, self.warm = [0] * ranks, [False] * ranks
+        self.load, self.warm = [0] * ranks, [self.traffic.warm] * ranks
         self.waiting = [deque() for _ in range(ranks)]
         self.filling = [deque() for _ in range(ranks)]
         self.seqs, self.tokens = np.zeros(ranks), np.zeros(ranks)

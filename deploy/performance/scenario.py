@@ -48,9 +48,7 @@ def transfer_seconds(deployment: Deployment, prompt: int, parameters: Parameters
     return moved / (deployment.second.sku.inter.gbs * 1e9 * parameters.link)
 
 
-def run(
-    deployment: Deployment, traffic: Traffic, load: Load, parameters: Parameters
-) -> Run | None:
+def run(deployment: Deployment, traffic: Traffic, load: Load, parameters: Parameters) -> Run | None:
     """Simulate ``load``; None where an instance holds no request."""
     models = deployment.models(parameters)
     groups = [deployment.first, deployment.second]

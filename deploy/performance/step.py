@@ -12,15 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from glm5_ascend.deploy.performance.parameters import Parameters
-from glm5_ascend.deploy.performance.work import Work
+from glm5_ascend.deploy.performance.work import Number, Work
 
 Array = npt.NDArray[np.float64]
 KINDS = ("attention", "indexer", "linear", "experts", "communication", "latency", "host", "drafts")
 
 
+def _larger(one: Number, two: Number) -> Number:
+    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
+        return np.maximum(one, two)
+    return max(one, two)
+
+
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Times of steps of one instance.
+    """Times of steps of one instance, or of many instances of one model at once.
 
     Attributes:
         graph: decode-only steps run as captured graphs.
@@ -43,86 +49,116 @@ class StepModel:
             chunk: prompt tokens of this step.
             keys: mean number of tokens that one of them attends to.
         """
-        return sum(self.parts(seqs, context, chunk, keys).values())
+        return float(sum(self.parts(seqs, context, chunk, keys).values()))
 
-    def parts(self, seqs: Array, context: Array, chunk: Array, keys: Array) -> dict[str, float]:
+    def parts(self, seqs: Array, context: Array, chunk: Array, keys: Array) -> dict[str, Number]:
         """Seconds by kind, keys of :data:`KINDS`; arguments as of :meth:`seconds`."""
-        w, p = self.work, self.parameters
-        queries = seqs * (1 + w.drafts)
-        tokens = queries + chunk
-        most, total = float(tokens.max()), float(tokens.sum())
-        filling = bool(chunk.any())
         attend, index = self._attention(seqs, context, chunk, keys)
+        queries = seqs * (1 + self.work.drafts)
+        tokens = queries + chunk
+        return self._parts(
+            float(attend.max()),
+            float(index.max()),
+            float(tokens.max()),
+            float(tokens.sum()),
+            float(queries.max()),
+            float(seqs.max()),
+            float(seqs.sum()),
+            bool(chunk.any()),
+        )
+
+    def uniform(
+        self, seqs: Number, context: Number, chunk: Number, keys: Number
+    ) -> dict[str, Number]:
+        """Seconds by kind where every rank has the same to do.
+
+        Arguments and results are numbers, or arrays over the instances of ``work``.
+        """
+        attend, index = self._attention(seqs, context, chunk, keys)
+        ranks = self.work.dp
+        queries = seqs * (1 + self.work.drafts)
+        tokens = queries + chunk
+        return self._parts(
+            attend, index, tokens, tokens * ranks, queries, seqs, seqs * ranks, np.any(chunk > 0)
+        )
+
+    def _parts(
+        self,
+        attend: Number,
+        index: Number,
+        most: Number,
+        total: Number,
+        queries: Number,
+        seqs: Number,
+        all_seqs: Number,
+        filling: bool,
+    ) -> dict[str, Number]:
+        w, p = self.work, self.parameters
+        linear = self._product(most * w.linear_flops, w.linear_bytes)
         found = {
             "attention": w.layers * attend,
             "indexer": w.index_layers * index,
-            "linear": self._product(most * w.linear_flops, w.linear_bytes),
+            "linear": linear + self._product(queries * w.head_flops, w.head_bytes, w.bf16),
             "experts": w.moe_layers * self._experts(total),
         }
-        found["linear"] += self._product(float(queries.max()) * w.head_flops, w.head_bytes, w.bf16)
-        found["communication"] = w.layers * self._moved(most)
+        moved = w.layers * self._moved(most)
         if self.overlap:
-            hidden = sum(found.values()) - found["communication"]
-            found["communication"] -= min(found["communication"], hidden)
+            moved = moved - np.minimum(moved, sum(found.values()))
+        found["communication"] = moved
         found["latency"] = w.layers * self._latency(filling)
         found["host"] = 0.0 if self.kernels else p.host_ms * 1e-3
-        found["drafts"] = 0.0
-        if w.drafts and seqs.any():
-            found["drafts"] = w.drafts * self._draft(seqs, attend)
+        found["drafts"] = w.drafts * self._draft(seqs, all_seqs, attend) * (seqs > 0)
         return found
 
     def _attention(
-        self, seqs: Array, context: Array, chunk: Array, keys: Array
-    ) -> tuple[float, float]:
-        """Seconds of attention and of an indexer in one layer, on the busiest rank."""
+        self, seqs: Number, context: Number, chunk: Number, keys: Number
+    ) -> tuple[Number, Number]:
+        """Seconds of attention and of an indexer in one layer, by rank or instance."""
         w, p = self.work, self.parameters
         queries = seqs * (1 + w.drafts)
         stream, collect = w.hbm * p.hbm, w.hbm * p.gather
         cube = w.bf16 * p.attention
-        share = w.tp if w.split else 1
-        if w.topk:
-            chosen = np.minimum(context, w.topk)
-            picked = np.minimum(keys, w.topk)
-            moved = (queries * chosen + chunk * picked / share) * (w.latent / collect)
-            computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
-        else:
+        if not w.topk:
             moved = seqs * context * (w.latent / stream)
             computed = queries * context * (w.query_flops / cube)
             computed = computed + chunk * keys * (w.prefill_flops / cube)
-        attend = float(np.maximum(moved, computed).max())
-        if not w.topk:
-            return attend, 0.0
+            attend = np.maximum(moved, computed)
+            return attend, np.zeros_like(attend)
+        chosen = np.minimum(context, w.topk)
+        picked = np.minimum(keys, w.topk)
+        moved = (queries * chosen + chunk * picked / w.share) * (w.latent / collect)
+        computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
         read = (seqs * context + (chunk > 0) * keys) * (w.key / stream)
-        scored = (queries * context + chunk * keys / share) * (w.score_flops / cube)
-        return attend, float(np.maximum(read, scored).max())
+        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / cube)
+        return np.maximum(moved, computed), np.maximum(read, scored)
 
-    def _experts(self, total: float) -> float:
+    def _experts(self, total: Number) -> Number:
         w, p = self.work, self.parameters
         skew = 1.0 if self.kernels else p.imbalance
         touched = 1 - w.untouched**total
         return self._product(total * w.expert_flops / w.ep * skew, w.expert_bytes * touched)
 
-    def _product(self, flops: float, nbytes: float, peak: float = 0.0) -> float:
+    def _product(self, flops: Number, nbytes: Number, peak: Number = None) -> Number:
         w, p = self.work, self.parameters
-        return max(flops / ((peak or w.peak) * p.gemm), nbytes / (w.hbm * p.hbm))
+        peak = w.peak if peak is None else peak
+        return _larger(flops / (peak * p.gemm), nbytes / (w.hbm * p.hbm))
 
-    def _moved(self, most: float) -> float:
+    def _moved(self, most: Number) -> Number:
         w, p = self.work, self.parameters
         skew = 1.0 if self.kernels else p.imbalance
         return most * (w.tp_bytes + w.moe_bytes * w.off * skew) / (w.link * p.link)
 
-    def _latency(self, filling: bool) -> float:
+    def _latency(self, filling: bool) -> Number:
         w, p = self.work, self.parameters
         eager = 0.0 if self.kernels or (self.graph and not filling) else p.eager_us
-        collectives = 2 * p.tp_us if w.tp > 1 else 0.0
+        collectives = p.tp_us * w.collectives
         return (p.layer_us + collectives + eager + p.moe_us * w.moe_layers / w.layers) * 1e-6
 
-    def _draft(self, seqs: Array, attend: float) -> float:
+    def _draft(self, seqs: Number, all_seqs: Number, attend: Number) -> Number:
         """Seconds of one pass of the MTP layer: a layer, the head, and its host work."""
         w, p = self.work, self.parameters
-        most, total = float(seqs.max()), float(seqs.sum())
-        layer = attend / (1 + w.drafts) + self._experts(total) + self._moved(most)
-        layer += self._product(most * w.linear_flops / w.layers, w.linear_bytes / w.layers)
-        layer += self._product(most * w.head_flops, w.head_bytes, w.bf16)
+        layer = attend / (1 + w.drafts) + self._experts(all_seqs) + self._moved(seqs)
+        layer += self._product(seqs * w.linear_flops / w.layers, w.linear_bytes / w.layers)
+        layer += self._product(seqs * w.head_flops, w.head_bytes, w.bf16)
         host = 0.0 if self.kernels else p.draft_ms * 1e-3
         return layer + self._latency(filling=False) + host

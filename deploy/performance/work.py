@@ -6,7 +6,11 @@ a few dozen multiplications.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
 
 from glm5_ascend.deploy.memory.cache import index_bytes, latent_bytes
 from glm5_ascend.deploy.memory.settings import Settings
@@ -16,6 +20,10 @@ _BF16 = 2
 _EXPERT_BYTES = {"bf16": 2.0, "w8a8": 1.0, "w4a8": 0.513}
 # A token goes out in int8 (with BF16 weights in BF16) and comes back in BF16.
 _DISPATCH_BYTES = {"bf16": 2, "w8a8": 1, "w4a8": 1}
+
+
+# A number, or an array with one entry per layout.
+Number = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +43,42 @@ class Work:
         query_flops: of one query token and one key, all heads of a die.
         score_flops: of one query token and one key in an indexer.
         topk: tokens that sparse attention selects; 0 for dense attention.
+        collectives: latencies over TP ranks per layer; DCP adds its own.
         tp_bytes, moe_bytes: bytes that a token moves per layer.
-        split: DSA-CP splits the tokens of a prefill over TP instead of the heads.
-        coverage: share of experts that one token does not touch.
+        share: DSA-CP splits a prefill's tokens over so many ranks; 1 where heads are split.
+        untouched: share of experts that one token does not touch.
+        drafts: tokens of MTP.
     """
 
-    peak: float
-    bf16: float
-    hbm: float
-    link: float
-    off: float
-    tp: int
-    dp: int
-    ep: int
-    layers: float
-    moe_layers: float
-    index_layers: float
-    linear_flops: float
-    linear_bytes: float
-    expert_flops: float
-    expert_bytes: float
-    head_flops: float
-    head_bytes: float
-    latent: float
-    key: float
-    query_flops: float
-    prefill_flops: float
-    score_flops: float
+    peak: Number
+    bf16: Number
+    hbm: Number
+    link: Number
+    off: Number
+    tp: Number
+    dp: Number
+    ep: Number
+    layers: Number
+    moe_layers: Number
+    index_layers: Number
+    linear_flops: Number
+    linear_bytes: Number
+    expert_flops: Number
+    expert_bytes: Number
+    head_flops: Number
+    head_bytes: Number
+    latent: Number
+    key: Number
+    query_flops: Number
+    prefill_flops: Number
+    score_flops: Number
     topk: int
-    tp_bytes: float
-    moe_bytes: float
-    split: bool
-    untouched: float
-    drafts: int
+    collectives: Number
+    tp_bytes: Number
+    moe_bytes: Number
+    share: Number
+    untouched: Number
+    drafts: Number
 
 
 def work_of(settings: Settings, index_every: int | None = None) -> Work:
@@ -117,9 +128,20 @@ def work_of(settings: Settings, index_every: int | None = None) -> Work:
         prefill_flops=2 * model.heads / tp * (model.nope + model.rope + model.value),
         score_flops=2 * model.index_heads * model.index_dim,
         topk=model.index_topk,
+        collectives=2.0 * (tp > 1) + 2.0 * (group.dcp > 1),
         tp_bytes=4 * (tp - 1) / tp * width,
         moe_bytes=model.experts_per_token * out * (1 - 1 / group.ep) / tp,
-        split=split,
+        share=float(tp if split else 1),
         untouched=1 - model.experts_per_token / model.experts,
         drafts=settings.draft_tokens,
     )
+
+
+def stack(works: Sequence[Work]) -> Work:
+    """Many instances of one model as one, with arrays in place of numbers."""
+    columns = {
+        item.name: np.array([getattr(work, item.name) for work in works], dtype=float)
+        for item in fields(Work)
+        if item.name != "topk"
+    }
+    return Work(topk=works[0].topk, **columns)

@@ -1,0 +1,1 @@
+"""Which layout is best: enumerate, rate, simulate, rank, and write the plan."""
