@@ -46,9 +46,9 @@ def _steps(first: float, last: float, count: int) -> tuple[float, ...]:
     return tuple(first + (last - first) * i / (count - 1) for i in range(count))
 
 
-INT4 = Grid(-8, 7, _steps(0.40, 1.04, 33), _exact)
+INT4 = Grid(-8, 7, _steps(0.40, 1.04, 17), _exact)
 # The engine keeps the scales of W8A8_DYNAMIC in bfloat16.
-INT8 = Grid(-128, 127, _steps(0.60, 1.02, 22), to_bfloat16)
+INT8 = Grid(-128, 127, _steps(0.60, 1.02, 15), to_bfloat16)
 
 
 def grid_of(scheme: Scheme) -> Grid:

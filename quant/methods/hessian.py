@@ -20,7 +20,10 @@ Order = Literal["natural", "activation"]
 
 # Columns of one product of `accumulate`: half of H is computed, in panels of this width.
 _PANEL = 768
-_BLOCK = 256
+# Order of the blocks that a large matrix is factorised by; smaller ones are not worth blocks.
+_BLOCK = 512
+# Rounding of float32, relative to the largest eigenvalue, that may disturb the damping.
+_DISTURBANCE = 0.02
 
 
 def accumulate(hessian: Tensor, inputs: Tensor, weights: Tensor | None = None) -> None:
@@ -68,6 +71,12 @@ class Factor:
     order: Tensor
     damping: float
 
+    def importance(self) -> Tensor:
+        """The pivots in the order of the weight's columns: how much the error of one counts."""
+        result = torch.empty_like(self.pivots)
+        result[self.order] = self.pivots
+        return result
+
 
 def factorise(hessian: Tensor, *, damp: float = 0.01, order: Order = "activation") -> Factor | None:
     """Factorise ``hessian`` for rounding; every matrix that reads the same input may share it.
@@ -90,16 +99,47 @@ def factorise(hessian: Tensor, *, damp: float = 0.01, order: Order = "activation
     chosen = torch.arange(size)
     if order == "activation":
         chosen = torch.argsort(diagonal, descending=True, stable=True)
-    backwards = chosen.flip(0)
-    # A Cholesky factor of the reversed matrix, reversed again, is upper triangular.
-    work = hessian[backwards][:, backwards].double()
     damping = damp * mean
-    work.diagonal().add_(damping)
-    lower, failed = torch.linalg.cholesky_ex(work)
+    # A Cholesky factor of the reversed matrix, reversed again, is upper triangular.
+    backwards = chosen.flip(0)
+    work = hessian[backwards].index_select(1, backwards)
+    lower = _cholesky(work, damping)
     del work
-    if int(failed):
+    if lower is None:
         return None
     upper = lower.flip(0, 1)
     root = upper.diagonal().clone()
     upper /= root
-    return Factor(upper.float(), root.square().float(), chosen, damping)
+    return Factor(upper.float(), root.double().square().float(), chosen, damping)
+
+
+def _cholesky(matrix: Tensor, damping: float) -> Tensor | None:
+    """Lower Cholesky factor of ``matrix + damping · I``; the matrix is overwritten.
+
+    float64, except for a large float32 matrix whose rounding stays far below the damping: there
+    the products are float32 and only the blocks on the diagonal float64.
+    """
+    size = matrix.shape[0]
+    # The largest absolute sum of a row bounds the largest eigenvalue.
+    rounding = torch.finfo(torch.float32).eps * float(matrix.abs().sum(1).max())
+    if matrix.dtype is not torch.float32 or size <= 2 * _BLOCK or rounding > _DISTURBANCE * damping:
+        exact = matrix.double()
+        exact.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(exact)
+        return None if int(failed) else lower
+    matrix.diagonal().add_(damping)
+    for start in range(0, size, _BLOCK):
+        end = min(start + _BLOCK, size)
+        block, failed = torch.linalg.cholesky_ex(matrix[start:end, start:end].double())
+        if int(failed):
+            return None
+        matrix[start:end, start:end] = block
+        identity = torch.eye(end - start, dtype=torch.float64)
+        inverse = torch.linalg.solve_triangular(block, identity, upper=False).float()
+        below = matrix[end:, start:end] @ inverse.T
+        matrix[end:, start:end] = below
+        for column in range(end, size, _PANEL):
+            stop = min(column + _PANEL, size)
+            part = below[column - end : stop - end]
+            matrix[column:, column:stop].addmm_(below[column - end :], part.T, alpha=-1)
+    return matrix.tril_()

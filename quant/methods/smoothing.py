@@ -127,8 +127,7 @@ def pivot_search(
         ValueError: as for :func:`smooth_search`.
     """
     trial = _Trial(inputs, consumers, gamma, _sequential(factor))
-    pivots = torch.empty_like(factor.pivots)
-    pivots[factor.order] = factor.pivots
+    pivots = factor.importance()
     power = torch.stack([c.weight.square().mean(0) for c in trial.readers]).mean(0)
     ratio = pivots.double().sqrt() / power.double().sqrt().clamp_min(_TINY)
     for step in range(1, _PIVOT_STEPS + 1):

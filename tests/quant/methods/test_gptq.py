@@ -82,7 +82,7 @@ def test_equals_the_textbook(bits: str, order: str, width: int) -> None:
     x, weight, grid = inputs(3 * width, width), weights(40, width), GRIDS[bits]
     hessian = hessian_of(x)
     factor = factor_of(hessian, order)
-    found = gptq(weight, factor, grid, refit=False)
+    found = gptq(weight, factor, grid)
     expected = textbook(weight, hessian, found.scale, grid, order)
     # A tie that float32 breaks otherwise changes the rest of its row; few rows have one.
     other_rows = int((~np.isclose(stored_of(found), expected, rtol=1e-6)).any(1).sum())
@@ -117,7 +117,7 @@ def test_refit_is_the_least_squares_scale_of_the_codes() -> None:
     x, weight = inputs(400, 64), weights(32, 64)
     hessian = hessian_of(x)
     factor = factor_of(hessian)
-    plain, fitted = gptq(weight, factor, INT4, refit=False), gptq(weight, factor, INT4)
+    plain, fitted = gptq(weight, factor, INT4), gptq(weight, factor, INT4, refit=True)
     assert torch.equal(plain.codes, fitted.codes)
     assert bool((fitted.loss <= plain.loss * (1 + 1e-6)).all())
     h = hessian.double() + factor.damping * torch.eye(64)
@@ -212,6 +212,17 @@ def test_descent_equals_the_naive_one_and_lowers_the_loss(width: int) -> None:
     np.testing.assert_allclose(found.loss.numpy(), ours, rtol=1e-3)
     print(f"loss after a sweep: {float(found.loss.sum() / start.loss.sum()):.3f}")
     assert float(found.loss.sum()) < 0.98 * float(start.loss.sum())
+
+
+def test_the_factor_of_a_large_matrix_is_that_of_float64() -> None:
+    hessian = hessian_of(inputs(1500, 1100) @ torch.eye(1100))
+    fast, exact = factor_of(hessian), factor_of(hessian.double())
+    assert torch.equal(fast.order, exact.order)
+    np.testing.assert_allclose(fast.pivots.numpy(), exact.pivots.numpy(), rtol=1e-3)
+    off = (fast.feedback - exact.feedback).abs().max()
+    print(f"largest difference of the feedback {float(off):.1e}")
+    assert float(off) < 1e-3
+    assert not torch.equal(fast.feedback, exact.feedback)
 
 
 def test_accumulated_moments_equal_numpy() -> None:
