@@ -12,11 +12,11 @@ from torch import Tensor
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
 from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.quant import matrix_cpu, matrix_reference, rotation
+from glm5_ascend.quant import matrix_cpu, matrix_reference
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.matrix_reference import smoothed
 from glm5_ascend.quant.recipe import Action, Step
-from glm5_ascend.quant.rotation import Orthogonal
+from glm5_ascend.quant.rotation import Orthogonal, recycled_state
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, SmoothScales, Solutions
 from glm5_ascend.quant.source_values import DAMAGED, TORCH_DTYPES, read_matrix
 
@@ -117,15 +117,13 @@ def data_free(
     Raises:
         CheckpointError: as ``unrounded``.
     """
-    is_kernel = backend.name == "cpu"
     if step.action is Action.MATRIX:
-        if is_kernel:
+        if backend.name == "cpu":
             return matrix_cpu.tensors(reader, step, matrices, solutions)
         return matrix_reference.tensors(reader, step, matrices, solutions, backend)
     if step.action is Action.RECYCLED:
         gamma = read_matrix(reader, step.source)
-        make = matrix_cpu.recycled_state if is_kernel else rotation.recycled_state
-        return {step.name: make(gamma, matrices["R1"])}
+        return {step.name: recycled_state(gamma, matrices["R1"])}
     if step.action is Action.ONES:
         reader.check_finite(step.source)
         values = torch.ones(step.shape)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.checkpoint import CheckpointReader
-from glm5_ascend.quant.folding import Axis
 from glm5_ascend.quant.native import KernelAxis, NotFinite, Source, fold, fold_float, kernel_axis
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.rotation import Orthogonal
@@ -73,13 +72,6 @@ def axes(
     after = (None, None) if smooth is None else (smooth.columns, smooth.rows)
     columns = kernel_axis(step.fold.columns, matrices, gamma, after[0])
     return columns, kernel_axis(step.fold.rows, matrices, after=after[1])
-
-
-def recycled_state(gamma: Tensor, r1: Orthogonal) -> Tensor:
-    """``rot.weight`` = R1ᵀ diag(γ) R1, float32 [hidden, hidden], symmetric; γ is exact in it."""
-    turned = kernel_axis(Axis(((r1.name, r1.size),)), {r1.name: r1})
-    product = fold_float(Source(torch.diag(gamma.float())), turned, turned, torch.float32)
-    return (product + product.T) / 2
 
 
 def _source(reader: CheckpointReader, name: str) -> Source:

@@ -131,10 +131,14 @@ def mtp_layer(draft: Draft) -> dict[str, NewTensor] | str:
     wanted = [step for step in steps(reader.config, recipe) if step.name.startswith(prefix)]
     if rotated and ROTATION not in draft.folder.tensors:
         wanted.append(recycled_step(reader.config, recipe))
-    return {
+    made = {
         step.name: NewTensor(step.stored[step.name], _converted(comparison, step))
         for step in wanted
     }
+    # Equal to the main embedding bit for bit, whoever rotated that.
+    embedding = f"{prefix}{VOCABULARY[0]}"
+    copy = vocabulary_copy(draft, embedding)
+    return made if isinstance(copy, str) or embedding not in made else made | {embedding: copy}
 
 
 def _converted(comparison: Comparison, step: Step) -> Bytes:

@@ -97,19 +97,28 @@ def hadamard(name: str, size: int, seed: int | None) -> Orthogonal:
     Raises:
         ConfigError: no construction for this size.
     """
+    turned, order = _kronecker(name, size)
+    signs = _signs(size, seed)
+
+    def rows(x: Tensor) -> Tensor:
+        return turned(x * signs.to(x)) / sqrt(size)
+
+    return Orthogonal(name, size, rows, Form(signs, order, size))
+
+
+def _kronecker(name: str, size: int) -> tuple[Apply, int]:
+    """The action of ``H_Kᵀ ⊗ Sylvester`` on rows, and K."""
     odd, power = _split(name, size)
     right = min(power, _FACTOR)
     left = torch.kron(odd.T.contiguous(), sylvester(power // right))
     left_t, factor = left.T.contiguous(), sylvester(right)
-    signs = _signs(size, seed)
     count = left.shape[0]
 
     def rows(x: Tensor) -> Tensor:
-        work = (x * signs.to(x)).reshape(-1, count, right)
-        work = left_t.to(x) @ (work @ factor.to(x))
-        return (work / sqrt(size)).reshape(x.shape)
+        work = x.reshape(-1, count, right)
+        return (left_t.to(x) @ (work @ factor.to(x))).reshape(x.shape)
 
-    return Orthogonal(name, size, rows, Form(signs, size // power, size))
+    return rows, size // power
 
 
 def shifted_blocks(name: str, size: int, seed: int, block: int = R2_BLOCK) -> Orthogonal:
@@ -170,7 +179,13 @@ def recycled_state(gamma: Tensor, r1: Orthogonal) -> Tensor:
 
     The main model's final norm has γ = 1 after fusion; as an ``nn.Linear`` this restores γ in the
     rotated basis before the MTP layer's ``hnorm``.
+
+    Of a Hadamard matrix the signs cancel and the rest is ``Hᵀ diag(γ) H / n``. Sums of a norm's
+    bfloat16 numbers are exact in float64, so that every machine finds the same bits.
     """
+    if r1.form is not None and r1.form.block == r1.size and not r1.form.shift:
+        turned, _ = _kronecker(r1.name, r1.size)
+        return turned(turned(torch.diag(gamma.double())).T.contiguous()) / r1.size
     axis = Axis(((r1.name, r1.size),))
     scaled = on_columns(torch.diag(gamma.double()), axis, {r1.name: r1})
     product = on_rows(scaled, axis, {r1.name: r1})

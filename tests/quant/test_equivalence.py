@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GlmMoeDsaForCausalLM
 
-from glm5_ascend.quant import matrix_cpu, recipe
+from glm5_ascend.quant import convert, recipe
 from glm5_ascend.quant.folding import NO_FOLD, Axis, Fold
 from tests.quant.conftest import quantize
 from tests.support.hf import ENGINE_LATENT_EPS, HfOracle, set_latent_eps
@@ -178,7 +178,7 @@ def test_a_wrong_recycled_state_is_seen(
     source: Path, before: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without γ in rot.weight the MTP layer reads an unscaled state: acceptance collapses."""
-    monkeypatch.setattr(matrix_cpu, "recycled_state", lambda gamma, r1: torch.eye(r1.size))
+    monkeypatch.setattr(convert, "recycled_state", lambda gamma, r1: torch.eye(r1.size))
     after = run_model(quantize(source, tmp_path / "out", "none", dtype="float32"))
     assert change(before.first, after.first) > 1e-3
 
