@@ -86,10 +86,9 @@ def _require_cuda() -> None:
 def _require_npu() -> None:
     if find_spec("torch_npu") is None:
         raise _absent("NPU", "torch_npu is not installed")
-    import torch
-    import torch_npu  # noqa: F401
+    import torch_npu
 
-    if not torch.npu.is_available():
+    if not torch_npu.npu.is_available():
         raise _absent("NPU", "torch_npu sees none")
 
 
