@@ -82,7 +82,7 @@ def layer_of(module: str) -> str:
         return "core"
     if parts[1] in LAYERS:
         return parts[1]
-    return "cli" if parts[1] in COMMAND_LINE or parts[1].startswith("demo_") else "core"
+    return "cli" if parts[1] in COMMAND_LINE or parts[1].startswith(("demo_", "cli_")) else "core"
 
 
 def sources(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
