@@ -20,6 +20,7 @@ from glm5_ascend.cli_check import check, doctor
 from glm5_ascend.cli_deploy import fit, plan
 from glm5_ascend.cli_eval import evaluate
 from glm5_ascend.cli_quant import quantize
+from glm5_ascend.cli_sensitivity import sensitivity
 from glm5_ascend.env import OP_BACKENDS
 from glm5_ascend.errors import ExitCode, Glm5Error, PreflightError
 from glm5_ascend.exit_codes import help_epilog
@@ -95,6 +96,7 @@ def cli() -> None:
 
 
 cli.add_command(quantize)
+cli.add_command(sensitivity)
 cli.add_command(evaluate)
 cli.add_command(check)
 cli.add_command(doctor)

@@ -209,8 +209,10 @@ class LayerRun:
                 statistics.add(silu(gated.gate(x)) * gated.up(x))
         for step in second:
             yield step, self._round(step, statistics)
-        gated = self._load_gated(block)
-        start = 0
+        self._add_gated(block, report=report)
+
+    def _add_gated(self, block: str, *, report: bool) -> None:
+        gated, start = self._load_gated(block), 0
         for x in self._rows():
             self._following[start : start + len(x)] += gated(x, None)[0]
             start += len(x)
