@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shlex
 import sys
 import tempfile
@@ -44,42 +45,60 @@ GOALS = {
 _REFERENCE = "bf16"
 
 
-def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int) -> Iterator[Row]:
-    """Yield one row per contestant: its metrics, or why it has none."""
+def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int, shared: Row) -> list[Row]:
+    """One row per contestant: its metrics, or why it has none."""
+    rows: dict[str, Row] = {}
+    folders: dict[str, Path] = {}
+    for contestant in wanted:
+        row = rows[contestant.name] = {**shared, **_described(contestant, shop)}
+        try:
+            folder, cost = shop.build(contestant)
+        except Skipped as reason:
+            row["skipped"] = str(reason)
+            note(f"skipped {contestant.name}: {reason}")
+            continue
+        row |= {"cost": asdict(cost), "schemes": _schemes(folder, shop.source)}
+        record = shop.work / f"{contestant.name}.scores-{tokens}.json"
+        if record.is_file():
+            row |= json.loads(record.read_text(encoding="utf-8"))
+        else:
+            folders[contestant.name] = folder
+    for name, found in _evaluated(shop.source, folders, tokens).items():
+        record = shop.work / f"{name}.scores-{tokens}.json"
+        measured = {key: shared[key] for key in ("commit", "dirty")}
+        record.write_text(json.dumps(measured | found), encoding="utf-8")
+        rows[name] |= found
+    return list(rows.values())
+
+
+def _evaluated(source: Path, folders: Mapping[str, Path], tokens: int) -> dict[str, Row]:
+    """Text, metrics with intervals, and KL of every window, by name."""
     from glm5_ascend.quant.evaluation.windows import read_windows
     from glm5_ascend.simulator.evaluate import bootstrap, evaluate, summarise
     from glm5_ascend.simulator.model import OfflineModel
     from glm5_ascend.simulator.offline_metrics import WindowScore
 
-    rows: dict[str, Row] = {}
-    models = {_REFERENCE: OfflineModel.load(shop.source)}
-    for contestant in wanted:
-        rows[contestant.name] = _described(contestant, shop)
-        try:
-            folder, cost = shop.build(contestant)
-        except Skipped as reason:
-            rows[contestant.name]["skipped"] = str(reason)
-            note(f"skipped {contestant.name}: {reason}")
-            continue
-        rows[contestant.name]["cost"] = asdict(cost)
-        rows[contestant.name]["schemes"] = _schemes(folder, shop.source)
-        models[contestant.name] = OfflineModel.load(folder)
-    text = read_windows(shop.source, models[_REFERENCE].config, None, tokens)
+    if not folders:
+        return {}
+    paths = {_REFERENCE: source, **folders}
+    models = {name: OfflineModel.load(path) for name, path in paths.items()}
+    text = read_windows(source, models[_REFERENCE].config, None, tokens)
     scores: dict[str, list[WindowScore]] = {name: [] for name in models}
     for name, score in evaluate(models, text.windows, reference=_REFERENCE):
         scores[name].append(score)
         if name == _REFERENCE and len(scores[name]) % 10 == 0:
             note(f"window {len(scores[name])} of {len(text.windows)}")
-    del scores[_REFERENCE]
-    for name, part in scores.items():
-        intervals = bootstrap(part)
-        rows[name]["text"] = text.as_dict()
-        rows[name]["metrics"] = {
+    found = {}
+    for name in folders:
+        intervals = bootstrap(scores[name])
+        metrics = {
             key: {"value": value, "interval": list(intervals[key])}
-            for key, value in summarise(part).as_dict().items()
+            for key, value in summarise(scores[name]).as_dict().items()
+            if not math.isnan(value)
         }
-        rows[name]["window_kl"] = [float(score.kl.sum()) for score in part]
-    yield from rows.values()
+        windows = [float(score.kl.sum()) for score in scores[name]]
+        found[name] = {"text": text.as_dict(), "metrics": metrics, "window_kl": windows}
+    return found
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[Row]:
@@ -138,14 +157,14 @@ def _schemes(folder: Path, source: Path) -> str:
 
 def collect(shop: Workshop, names: Sequence[str], tokens: int, command: Sequence[str]) -> list[Row]:
     """All rows of a run, contestants first."""
-    shared: Mapping[str, Any] = {
+    shared: Row = {
         **provenance(command),
         "model": shop.source.name,
         "model_sha256": sha256(shop.source / "model.safetensors"),
     }
     wanted = [c for c in contestants() if not names or c.tool in names or c.name in names]
-    rows = list(measure(shop, wanted, tokens))
-    return [{**shared, **row} for row in (*rows, *verdicts(rows))]
+    rows = measure(shop, wanted, tokens, shared)
+    return [*rows, *({**shared, **row} for row in verdicts(rows))]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -156,9 +175,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--work", type=Path, help="keep what is made here, and use it again")
     parser.add_argument("--samples", type=int, default=16, help="pieces of calibration text")
     parser.add_argument("--tokens", type=int, default=51_200, help="tokens of evaluation text")
-    parser.add_argument(
-        "--only", nargs="*", default=[], metavar="NAME", help="of tools, variants"
-    )
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="of tools, variants")
     parser.add_argument("--render", action="store_true", help="only fill README.md")
     parser.add_argument("--check", action="store_true", help="only compare")
     args = parser.parse_args(argv)

@@ -42,7 +42,7 @@ class StreamedExperts:
             if rows.numel() == 0:
                 continue
             experts = self.store.experts(self.prefix, some)
-            for part in rows.split(_ROWS):
+            for part in torch.split(rows, _ROWS):
                 local = torch.where(is_mine[part], ids[part] - start, -1)
                 out[part] += experts(x[part], weights[part], local)
         return out

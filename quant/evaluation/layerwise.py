@@ -155,7 +155,7 @@ def _score(
     for a, b, window in zip(*finals, tokens, strict=True):
         parts, best = [], []
         targets = torch.cat((window[1:], window[:1]))  # the last one is cut off below
-        for x, y, wanted in zip(a.split(rows), b.split(rows), targets.split(rows), strict=True):
+        for x, y, wanted in zip(*(torch.split(t, rows) for t in (a, b, targets)), strict=True):
             logits = variant.logits(y)
             parts.append(score_tokens(reference.logits(x), logits, wanted))
             best.append(logits.argmax(-1))

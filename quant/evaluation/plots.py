@@ -47,9 +47,9 @@ class Axis:
             return [self.low]
         raw = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(raw))
-        step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= raw)
-        first = math.ceil(self.low / step)
-        return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        width = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= raw)
+        start = math.ceil(self.low / width)
+        return [k * width for k in range(start, math.floor(self.high / width + 1e-9) + 1)]
 
 
 def lines(

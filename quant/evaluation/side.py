@@ -149,7 +149,7 @@ class Side:
         head = own if self.store.has(own) else "lm_head.weight"
         rows = self.logit_rows
         return torch.cat(
-            [self.logits(part, norm, head).argmax(-1) for part in self.hidden.split(rows)]
+            [self.logits(part, norm, head).argmax(-1) for part in torch.split(self.hidden, rows)]
         )
 
     @property
@@ -163,7 +163,9 @@ class Side:
         """F32 [rows, vocabulary] of a few hidden states, normed first if ``norm`` is given."""
         x = hidden if norm is None else norm(hidden)
         table = self.store.raw(head)
-        parts = [torch.nn.functional.linear(x, part.float()) for part in table.split(_HEAD_ROWS)]
+        parts = [
+            torch.nn.functional.linear(x, part.float()) for part in torch.split(table, _HEAD_ROWS)
+        ]
         return torch.cat(parts, -1)
 
     def _attend(
@@ -173,7 +175,7 @@ class Side:
         length = x.shape[0] // windows
         positions = torch.arange(length)
         outputs, choices, overlaps = [], [], []
-        for number, window in enumerate(x.split(length)):
+        for number, window in enumerate(torch.split(x, length)):
             if indexer is None:
                 if self._shared is None:
                     raise ValueError(
@@ -217,7 +219,7 @@ def _feed_forward(layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor | None
     mlp = layer.mlp
     if not isinstance(mlp, MoeMlp):
         return _by_rows(lambda rows: mlp(rows, None)[0], x), None
-    routed = [mlp.route(part) for part in x.split(_ROWS)]
+    routed = [mlp.route(part) for part in torch.split(x, _ROWS)]
     weights = torch.cat([part for part, _ in routed])
     ids = torch.cat([part for _, part in routed])
     shared = _by_rows(lambda rows: mlp.shared(rows, None)[0], x)
@@ -226,7 +228,7 @@ def _feed_forward(layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor | None
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """``function`` of a few rows at a time, so that what it makes in between stays small."""
-    return torch.cat([function(part) for part in x.split(_ROWS)])
+    return torch.cat([function(part) for part in torch.split(x, _ROWS)])
 
 
 def _peak(x: Tensor) -> float:

@@ -17,6 +17,8 @@ from tools.peers.install import CACHE, PEERS
 from tools.peers.source import with_all_indexers, write_calibration
 
 OURS = "glm5-ascend"
+# Stands for the file in the options.
+_TEXT = "CALIBRATION"
 _INSIDE = Path(__file__).resolve().parent / "inside"
 
 
@@ -26,7 +28,7 @@ class Cost:
 
     wall_s: float
     cpu_s: float
-    peak_rss_bytes: int
+    peak_rss_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class Skipped(Exception):
 def contestants() -> list[Contestant]:
     """All of them, ours first."""
     found = [
-        Contestant(OURS, "w4a8", "data-free", ("--scheme", "w4a8", "--mtp", "float")),
-        Contestant(OURS, "w8a8", "data-free", ("--scheme", "w8a8", "--mtp", "float")),
+        Contestant(OURS, scheme, variant, ("--scheme", scheme, "--mtp", "float", *options))
+        for scheme in ("w4a8", "w8a8")
+        for variant, options in (("data-free", ()), ("calibrated", ("--calibration", _TEXT)))
     ]
     for rope in ("config", "tool"):
         for scheme, options in _SLIM.items():
@@ -86,7 +89,7 @@ class Workshop:
 
     @property
     def calibration(self) -> Path:
-        """The calibration text, a JSON list of strings."""
+        """The calibration text as a JSON list; beside it, as JSON lines, the same."""
         file = self.work / "calibration.json"
         return file if file.is_file() else write_calibration(file, self.samples)
 
@@ -110,7 +113,9 @@ class Workshop:
     def _command(self, contestant: Contestant, output: Path) -> list[str]:
         if contestant.tool == OURS:
             command = [sys.executable, "-m", "glm5_ascend", "quantize", str(self.source)]
-            return [*command, str(output), "--overwrite", *contestant.options]
+            lines = str(self.calibration.with_suffix(".jsonl"))
+            options = [lines if option == _TEXT else option for option in contestant.options]
+            return [*command, str(output), "--overwrite", *options]
         peer = PEERS[contestant.tool]
         if not peer.is_installed(self.venvs):
             raise Skipped(f"not installed: python -m tools.peers.install {peer.name}")

@@ -43,9 +43,13 @@ def calibration_text(samples: int) -> list[str]:
 
 
 def write_calibration(file: Path, samples: int) -> Path:
-    """Write the text as a JSON list that only its owner may write, as msModelSlim demands."""
+    """Write the text as a JSON list that only its owner may write, as msModelSlim demands, and as
+    JSON lines beside it, as ``glm5-ascend quantize`` reads it."""
+    pieces = calibration_text(samples)
     file.touch(mode=0o600)
-    file.write_text(json.dumps(calibration_text(samples)), encoding="utf-8")
+    file.write_text(json.dumps(pieces), encoding="utf-8")
+    lines = "".join(json.dumps({"text": piece}) + "\n" for piece in pieces)
+    file.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
     return file
 
 
