@@ -13,28 +13,27 @@ from torch import Tensor
 
 from glm5_ascend.quant.methods.gptq import Rounded
 from glm5_ascend.quant.methods.grid import SMALLEST_SCALE, Grid
+from glm5_ascend.quant.methods.hessian import Factor
 
 _BLOCK = 256
 _INNER = 32
 
 
 def descend(
-    weight: Tensor, start: Rounded, hessian: Tensor, grid: Grid, *, damping: float, sweeps: int = 1
+    weight: Tensor, start: Rounded, factor: Factor | None, grid: Grid, *, sweeps: int = 1
 ) -> Rounded:
     """Improve ``start`` by ``sweeps`` passes over the columns, each followed by a refit of scales.
 
     Args:
         weight: [out, in] float32, the matrix that ``start`` rounds.
-        start: codes and scales; returned as it is when it was not calibrated.
-        hessian: [in, in] symmetric, of the layer's inputs.
+        start: codes and scales; returned as it is without a factor.
+        factor: what ``start`` was made with.
         grid: the grid of ``start``.
-        damping: what is added to the diagonal, as in the factor that ``start`` came from.
         sweeps: passes over all columns.
     """
-    if not start.calibrated or sweeps == 0:
+    if factor is None or sweeps == 0:
         return start
-    damped = hessian.float().clone()
-    damped.diagonal().add_(damping)
+    damped = factor.hessian()
     target = weight.float().T.contiguous()
     codes, step = start.codes.float().T.contiguous(), start.scale.squeeze(1).clone()
     for _ in range(sweeps):

@@ -71,6 +71,12 @@ class Factor:
     order: Tensor
     damping: float
 
+    def hessian(self) -> Tensor:
+        """The damped Hessian, float32 [K, K], in the order of the weight's columns."""
+        root = self.feedback * self.pivots.sqrt()
+        back = torch.argsort(self.order)
+        return (root @ root.T)[back].index_select(1, back)
+
     def importance(self) -> Tensor:
         """The pivots in the order of the weight's columns: how much the error of one counts."""
         result = torch.empty_like(self.pivots)

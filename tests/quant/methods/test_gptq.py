@@ -129,7 +129,7 @@ def test_refit_is_the_least_squares_scale_of_the_codes() -> None:
 def test_int8_scales_stay_exact_in_bfloat16() -> None:
     factor = factor_of(hessian_of(inputs(400, 64)))
     start = gptq(weights(32, 64), factor, INT8)
-    found = descend(weights(32, 64), start, hessian_of(inputs(400, 64)), INT8, damping=0.0)
+    found = descend(weights(32, 64), start, factor, INT8)
     for result in (start, found):
         assert torch.equal(result.scale, result.scale.bfloat16().float())
 
@@ -172,7 +172,7 @@ def test_hessians_without_information_give_a_defined_result(case: str, calibrate
     if not calibrated:
         nearest = torch.round(weight / found.scale).clamp(-8, 7).to(torch.int8)
         assert torch.equal(found.codes, nearest)
-        assert torch.equal(descend(weight, found, hessian, INT4, damping=0.0).codes, nearest)
+        assert torch.equal(descend(weight, found, factor, INT4).codes, nearest)
     if case == "dead channel":
         alone = torch.round(weight[:, 7] / found.scale[:, 0])
         assert int((alone - found.codes[:, 7].float()).abs().max()) <= 1
@@ -203,7 +203,7 @@ def test_descent_equals_the_naive_one_and_lowers_the_loss(width: int) -> None:
     hessian = hessian_of(x)
     factor = factor_of(hessian)
     start = gptq(weight, factor, INT4)
-    found = descend(weight, start, hessian, INT4, damping=factor.damping)
+    found = descend(weight, start, factor, INT4)
     h = hessian.double().numpy() + factor.damping * np.eye(width)
     expected = naive_descent(weight, start, h, INT4)
     assert int((found.codes.numpy() != expected).any(1).sum()) <= 2
