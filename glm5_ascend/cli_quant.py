@@ -81,6 +81,11 @@ def _list_presets(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     help="Print the presets and when to use each.",
 )
 @click.option(
+    "--format",
+    type=click.Choice(["ascend", "compressed-tensors"]),
+    help="Of the files: for vllm-ascend, or for vLLM on other devices.",
+)
+@click.option(
     "--for",
     "engine",
     metavar="ENGINE",

@@ -18,7 +18,7 @@ from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.calibration.options import FROM_RECIPE, CalibrationOptions
 from glm5_ascend.quant.plan import Plan, Shard
-from glm5_ascend.quant.recipe_rules import DtypeName, MtpName, Recipe
+from glm5_ascend.quant.recipe_rules import DtypeName, FormatName, MtpName, Recipe
 
 if TYPE_CHECKING:
     from glm5_ascend.quant.calibration.calibrated_run import CalibratedRun
@@ -39,6 +39,7 @@ class QuantizeOptions:
         backend: what carries out the arithmetic.
         rotate: fuse norms and rotate (QuaRot); here and below, None is what the recipe says.
         dtype: dtype of the tensors that stay float.
+        format: of the files: for vllm-ascend, or compressed-tensors for vLLM elsewhere.
         mtp: the MTP layer's linears and experts in int8, float, or as the rules say.
         workers: processes.
         resume: continue an interrupted run of the same job.
@@ -67,6 +68,7 @@ class QuantizeOptions:
     calibration: CalibrationOptions = FROM_RECIPE
     delete_source: bool = False
     numa: bool = False
+    format: FormatName | None = None
 
     def wanted(self) -> Recipe:
         """The recipe of the run; ``ConfigError`` for a preset or file that cannot be read."""
@@ -75,7 +77,9 @@ class QuantizeOptions:
             if self.recipe is None
             else recipe_file.read(self.recipe)
         )
-        recipe = recipe_file.overridden(base, rotate=self.rotate, dtype=self.dtype, mtp=self.mtp)
+        recipe = recipe_file.overridden(
+            base, rotate=self.rotate, dtype=self.dtype, mtp=self.mtp, format=self.format
+        )
         return self.calibration.applied(recipe)
 
 

@@ -15,8 +15,10 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant import matrix_cpu, matrix_reference
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.matrix_reference import smoothed
+from glm5_ascend.quant.packing import unpack_rows
 from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.rotation import Orthogonal, recycled_state
+from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, SmoothScales, Solutions
 from glm5_ascend.quant.source_values import DAMAGED, TORCH_DTYPES, read_matrix
 
@@ -48,6 +50,8 @@ def convert(
     """
     given = solutions.tensors(step)
     made = data_free(reader, step, matrices, solutions, backend) if given is None else dict(given)
+    if step.scheme is Scheme.W4A8_DYNAMIC and step.stored[step.name].shape == step.shape:
+        made[step.name] = unpack_rows(made[step.name])
     for name, spec in step.stored.items():
         data = as_bytes(made.pop(name), spec)
         _require_usable(reader, step, name, data)

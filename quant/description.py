@@ -8,8 +8,10 @@ from pathlib import Path
 
 from glm5_ascend.config import read_json_object
 from glm5_ascend.files import DESCRIPTION_FILE
+from glm5_ascend.quant import compressed_tensors
 from glm5_ascend.quant.files import names_in, read_bytes
 from glm5_ascend.quant.plan import ROT_FILE, Plan
+from glm5_ascend.quant.recipe import Action
 from glm5_ascend.quant.scheme import Scheme
 
 DESCRIPTION = DESCRIPTION_FILE
@@ -92,6 +94,14 @@ def output_config(source: Mapping[str, object], plan: Plan) -> dict[str, object]
     result = {key: value for key, value in source.items() if key != "quantization_config"}
     result.pop("torch_dtype", None)
     result["dtype"] = plan.recipe.dtype
+    if plan.recipe.format == compressed_tensors.NAME and not plan.recipe.is_float:
+        schemes = {
+            step.name: step.scheme
+            for shard in plan.shards
+            for step in shard.steps
+            if step.action is Action.MATRIX
+        }
+        result["quantization_config"] = compressed_tensors.quantization_config(schemes)
     return result
 
 
@@ -102,7 +112,9 @@ def weight_index(plan: Plan) -> dict[str, object]:
 
 def index_name(plan: Plan) -> str:
     """File name of the index: engines filter by ``model.safetensors.index.json`` if it exists."""
-    stem = "model" if plan.recipe.is_float else "quant_model_weights"
+    stem = (
+        "model" if plan.recipe.is_float or plan.recipe.format != "ascend" else "quant_model_weights"
+    )
     return f"{stem}.safetensors.index.json"
 
 

@@ -50,7 +50,8 @@ class Plan:
         A plain unrotated output does not. A rotated one does even if all of it is float: only
         that path multiplies the MTP layer's input state with ``rot.weight``.
         """
-        return not self.recipe.is_float or self.recipe.rotate
+        quantised = not self.recipe.is_float or self.recipe.rotate
+        return quantised and self.recipe.format == "ascend"
 
     @property
     def nbytes(self) -> int:
@@ -89,12 +90,12 @@ def make_plan(config: Glm5Config, recipe: Recipe, shard_bytes: int | None = None
         total = sum(_step_bytes(step) for step in everything)
         shard_bytes = min(_LARGEST_SHARD, max(_SMALLEST_SHARD, total // _PIECES))
     groups = _cut(everything, shard_bytes)
-    stem = "model" if recipe.is_float else "quant_model_weights"
+    stem = "model" if recipe.is_float or recipe.format != "ascend" else "quant_model_weights"
     shards = [
         Shard(f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors", tuple(group))
         for number, group in enumerate(groups, start=1)
     ]
-    if recipe.rotate:
+    if recipe.rotate and recipe.format == "ascend":
         shards.append(Shard(ROT_FILE, (recycled_step(config, recipe),)))
     for shard in shards:
         _require_alignment(shard)

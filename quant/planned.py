@@ -38,8 +38,16 @@ def require_loadable(plan: Plan, texts: Mapping[str, bytes], release: Release | 
         release: the engine; None refuses what no known release can load.
 
     Raises:
-        ConfigError: the first error of ``verify``'s rules; warnings about a release are printed.
+        ConfigError: a format without rules for the release, or the first error of ``verify``'s
+            rules; warnings about a release are printed.
     """
+    if plan.recipe.format != "ascend":
+        if release is not None:
+            raise ConfigError(
+                f"there are no rules for {plan.recipe.format} in {release}",
+                "leave out --for, or --format",
+            )
+        return
     engine = "every release of vllm-ascend" if release is None else str(release)
     if release is not None and plan.recipe.kv == "c8" and release.series < _FIRST_C8:
         raise ConfigError(

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from glm5_ascend.checkpoint import TensorSpec, expected_tensors
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.quant import compressed_tensors
 from glm5_ascend.quant.folding import NO_FOLD, Fold, fold_of, is_norm
 from glm5_ascend.quant.recipe_rules import (
     STORED_DTYPE,
@@ -92,6 +93,8 @@ def steps(config: Glm5Config, recipe: Recipe) -> Iterator[Step]:
         for name, spec in expected_tensors(config).items()
         if not name.endswith("_scale_inv")
     }
+    if recipe.format == compressed_tensors.NAME:
+        compressed_tensors.require_expressible(recipe)
     decided = assign(config, recipe, tensors)
     for name, shape in tensors.items():
         yield _step(config, recipe, name, name, shape, decided[name])
@@ -111,7 +114,7 @@ def has_mtp_copies(recipe: Recipe) -> bool:
     ``model.norm``'s. Quantised engines up to 0.26 leave absent ones uninitialised without an
     error. Only a plain, unrotated output looks like the source and shares them.
     """
-    return recipe.rotate or not recipe.is_float
+    return recipe.format == "ascend" and (recipe.rotate or not recipe.is_float)
 
 
 def _step(
@@ -127,9 +130,9 @@ def _step(
     stored = {name: TensorSpec(shape, dtype)}
     if len(shape) == 2:
         action = Action.MATRIX
-        fold = fold_of(config, name) if recipe.rotate else NO_FOLD
-        stored = stored_tensors(name, (shape[0], shape[1]), decision.scheme, dtype)
-    elif recipe.rotate and is_norm(name):
+        fold = _fold(config, recipe, name)
+        stored = _stored(recipe, name, (shape[0], shape[1]), decision.scheme, dtype)
+    elif is_norm(name) and _is_fused(config, recipe, name):
         action, reason = Action.ONES, "RMSNorm, γ fused into the matrices that read it"
     return Step(
         name,
@@ -143,6 +146,29 @@ def _step(
         reason,
         stored,
     )
+
+
+def _fold(config: Glm5Config, recipe: Recipe, name: str) -> Fold:
+    if not recipe.rotate:
+        return NO_FOLD
+    fold = fold_of(config, name)
+    whole = compressed_tensors.turns_residual(config, recipe)
+    return fold if whole else compressed_tensors.without_residual(fold)
+
+
+def _is_fused(config: Glm5Config, recipe: Recipe, name: str) -> bool:
+    """Whether the γ of a norm goes into the matrices that read it."""
+    whole = compressed_tensors.turns_residual(config, recipe)
+    return recipe.rotate and (whole or compressed_tensors.is_inner_norm(name))
+
+
+def _stored(
+    recipe: Recipe, name: str, shape: tuple[int, int], scheme: Scheme, dtype: str
+) -> dict[str, TensorSpec]:
+    planned = stored_tensors(name, shape, scheme, dtype)
+    if recipe.format == "ascend" or scheme is Scheme.FLOAT:
+        return planned
+    return compressed_tensors.stored(name, shape)
 
 
 def _float_dtype(recipe: Recipe, name: str) -> str:

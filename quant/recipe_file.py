@@ -16,6 +16,7 @@ from glm5_ascend.files import open_regular
 from glm5_ascend.quant.recipe_rules import (
     Calibration,
     DtypeName,
+    FormatName,
     KvName,
     MtpName,
     Recipe,
@@ -34,6 +35,7 @@ _SETTINGS = (
     "kv_except",
     "smoothing",
     "calibration",
+    "format",
     "rules",
 )
 _T = TypeVar("_T")
@@ -107,6 +109,7 @@ def overridden(
     rotate: bool | None = None,
     dtype: DtypeName | None = None,
     mtp: MtpName | None = None,
+    format: FormatName | None = None,
 ) -> Recipe:
     """The recipe with the settings that the command line gives; None keeps the recipe's."""
     return replace(
@@ -114,6 +117,7 @@ def overridden(
         rotate=recipe.rotate if rotate is None else rotate,
         dtype=dtype or recipe.dtype,
         mtp=mtp or recipe.mtp,
+        format=format or recipe.format,
     )
 
 
@@ -156,6 +160,7 @@ class _Reader:
                 "smoothing",
                 lambda value, where: self._choice(value, where, get_args(SmoothingName)),
             ),
+            format=self._choice(top.get("format", "ascend"), "format", get_args(FormatName)),
             calibration=self._calibration(top.get("calibration", {})),
         )
 

@@ -21,6 +21,7 @@ RoundingName = Literal["search", "gptq", "nearest"]
 DtypeName = Literal["bfloat16", "float32"]
 MtpName = Literal["w8", "float", "rules"]
 KvName = Literal["none", "c8"]
+FormatName = Literal["ascend", "compressed-tensors"]
 SmoothingName = Literal["flex", "awq"]
 
 STORED_DTYPE: dict[DtypeName, str] = {"bfloat16": "BF16", "float32": "F32"}
@@ -100,6 +101,7 @@ class Recipe:
         kv: ``c8`` marks the layers whose indexer keys the engine may cache in int8.
         kv_except: layers that are not marked.
         smoothing: methods that move outliers from activations to weights, in order.
+        format: of the files: for vllm-ascend, or for vLLM elsewhere.
         calibration: used if rounding, a static scheme or smoothing need one.
     """
 
@@ -113,6 +115,7 @@ class Recipe:
     kv_except: tuple[int, ...] = ()
     smoothing: tuple[SmoothingName, ...] = ()
     calibration: Calibration = Calibration()
+    format: FormatName = "ascend"
 
     @property
     def schemes(self) -> frozenset[Scheme]:
