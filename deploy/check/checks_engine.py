@@ -137,7 +137,16 @@ def drafts(context: Context) -> Iterator[Condition]:
     tokens = context.sequences * step
     if context.drafts and tokens > _OLD_KERNEL_ROWS:
         yield Condition("draft-batch", "--max-num-seqs", f"{context.sequences} x {step}")
-    if context.batched and context.batched < tokens and context.role != PRODUCER:
+    if context.batched and context.batched < context.sequences:
+        least = context.sequences
+        yield Condition(
+            "batched-sequences",
+            "--max-num-batched-tokens",
+            f"{context.batched} < {least}",
+            f"write --max-num-batched-tokens {tokens}",
+            lambda command: command.with_flag("--max-num-batched-tokens", tokens),
+        )
+    elif context.batched and context.batched < tokens and context.role != PRODUCER:
         yield Condition(
             "batched-small",
             "--max-num-batched-tokens",

@@ -32,6 +32,8 @@ def memory(context: Context) -> Iterator[Condition]:
     if found is None or settings is None:
         return
     modelled = bill(settings)
-    is_close = not modelled.refused and modelled.margin > -_UNSURE * modelled.weights
+    if modelled.margin >= 0:
+        return  # refused for a reason that another rule names
+    is_close = modelled.margin > -_UNSURE * modelled.weights
     detail = f"{found.message}; {found.why.partition(';')[0]}"
     yield Condition("memory-close" if is_close else "memory", found.where.item, detail, found.fix)

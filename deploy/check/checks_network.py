@@ -59,7 +59,8 @@ def _up(value: int, multiple: int) -> int:
 
 def _uses_mc2(context: Context) -> bool:
     model = context.model
-    if model is None or not model.experts or context.ep <= 1 or context.drafts < 0:
+    # Nothing is known about what the operators of the A5 need.
+    if model is None or not model.experts or context.ep <= 1 or context.chip == "A5":
         return False
     if context.chip == "A2" or (not context.chip and context.ep < _MC2_RANKS_A2):
         local = model.experts / context.ep

@@ -19,8 +19,14 @@ _BLOCK = 128
 def context_parallel(context: Context) -> Iterator[Condition]:
     if context.dcp > 1:
         if context.tp % context.dcp:
+            flag = "--decode-context-parallel-size"
+            divisor = max(n for n in range(1, context.dcp) if context.tp % n == 0)
             yield Condition(
-                "dcp-tp", "--decode-context-parallel-size", f"{context.dcp}, TP {context.tp}"
+                "dcp-tp",
+                flag,
+                f"{context.dcp}, TP {context.tp}",
+                f"write {flag} {divisor}",
+                lambda command: command.with_flag(flag, divisor),
             )
         interleave = context.command.whole("--cp-kv-cache-interleave-size", 1)
         block = context.command.whole("--block-size", _BLOCK)

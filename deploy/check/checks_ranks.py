@@ -91,9 +91,12 @@ def sums(context: Context) -> Iterator[Condition]:
             break
         covered += count
     if covered != context.dp:
+        is_part = covered == sum(count for _, count in spans) < context.dp
+        alike = len({count for _, count in spans}) == 1
+        rule = "peers-dp-rest" if is_part and alike else "peers-dp-sum"
         listed = ", ".join(f"{start} to {start + count - 1}" for start, count in spans)
         detail = f"ranks {listed} are started, {context.dp} are announced"
-        yield Condition("peers-dp-sum", "--data-parallel-size", detail)
+        yield Condition(rule, "--data-parallel-size", detail)
     for flag in (_ADDRESS, "--data-parallel-rpc-port"):
         values = {m.command.text(flag) for m in members if m.command.given(flag)}
         if len(values) > 1 and not any(map(is_open, values)):

@@ -20,7 +20,7 @@ SFA, LI = "sfa", "li"
 INT8 = ("int8", "fp8")
 GRAPH_CEILING = 512  # vLLM captures no larger batch by default
 _OWN_SIZES = {"--data-parallel-size": "dp_size", "--tensor-parallel-size": "tp_size"}
-_HOLDER = re.compile(r"\{\{.*\}\}|[A-Z]+(_[A-Z]+)+")
+_HOLDER = re.compile(r"\{\{.*\}\}|[A-Z]+(_[A-Z]+)+|[xX.]{2,}")
 _NAME = re.compile(r"glm-?5(\.[123])?(-flash)?(?![\d.])", re.IGNORECASE)
 _QUANT = re.compile(r"w(4|8|16)a(4|8|16)(c8)?", re.IGNORECASE)
 

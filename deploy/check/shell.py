@@ -53,7 +53,7 @@ def commands(text: str) -> Iterator[Simple]:
     exported: dict[str, str] = {}
     origin: dict[str, tuple[int, int]] = {}
     for words, breaks in _split(text):
-        expanded = [_expand(word, values) for word in words]
+        expanded = [part for word in words for part in _split_value(word, values)]
         while expanded and expanded[0].raw in _SKIPPED:
             expanded = expanded[1:]
         own: dict[str, str] = {}
@@ -80,6 +80,14 @@ def commands(text: str) -> Iterator[Simple]:
 
 def _names(raw: str) -> bool:
     return re.match(rf"{_NAME}=", raw) is not None
+
+
+def _split_value(word: Word, values: dict[str, str]) -> list[Word]:
+    """The word with its variables; one that is a bare variable becomes as many as it holds."""
+    whole = _expand(word, values)
+    if not _VARIABLE.fullmatch(word.raw) or not any(c.isspace() for c in whole.value):
+        return [whole]
+    return [Word(part, word.raw, word.start, word.end) for part in whole.value.split()]
 
 
 def _expand(word: Word, values: dict[str, str]) -> Word:

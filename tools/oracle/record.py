@@ -1,8 +1,9 @@
-"""Record verdicts as data: ``python -m tools.oracle.record checkpoints|commands|recipes``.
+"""Record verdicts as data: ``python -m tools.oracle.record checkpoints|commands|recipes|fixes``.
 
 ``checkpoints`` damages tiny checkpoints of ours in every known way and loads them;
 ``commands`` puts the corpus of ``tools/oracle/commands.toml`` to the real parser;
-``recipes`` does the same with the commands in vllm-ascend's own pages. Each replaces its file of
+``recipes`` does the same with the commands in vllm-ascend's own pages, ``fixes`` with what
+``glm5-ascend check --fix`` makes of wrong ones. Each replaces its file of
 JSON lines for the releases that were named, and keeps the rows of others.
 """
 
@@ -19,6 +20,7 @@ import click
 from glm5_ascend import console
 from glm5_ascend.errors import Glm5Error
 from tools.oracle.corpus import corpus
+from tools.oracle.fixes import fixes
 from tools.oracle.install import Environment
 from tools.oracle.mutations import MUTATIONS, MUTATIONS_51
 from tools.oracle.recipes import recipes
@@ -31,6 +33,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINTS = _ROOT / "tests" / "data" / "oracle" / "checkpoints.jsonl"
 COMMANDS = _ROOT / "tools" / "results" / "strict_oracle_commands.jsonl"
 RECIPES = _ROOT / "tools" / "results" / "strict_oracle_recipes.jsonl"
+FIXES = _ROOT / "tools" / "results" / "strict_oracle_fixes.jsonl"
 _DEFAULT = ("0.23.0.post1", "0.30.0rc2")
 _SHOWN = 4
 
@@ -67,6 +70,11 @@ def recipe_rows(environment: Environment) -> Iterator[Record]:
     yield from _command_rows(environment, recipes(environment.docs))
 
 
+def fix_rows(environment: Environment) -> Iterator[Record]:
+    """Verdicts on repaired commands."""
+    yield from _command_rows(environment, fixes(environment.release.version))
+
+
 def _command_rows(environment: Environment, entries: list[Record]) -> Iterator[Record]:
     with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
         asked = []
@@ -97,6 +105,7 @@ _KINDS: dict[str, tuple[Path, Callable[[Environment], Iterator[Record]]]] = {
     "checkpoints": (CHECKPOINTS, checkpoint_rows),
     "commands": (COMMANDS, command_rows),
     "recipes": (RECIPES, recipe_rows),
+    "fixes": (FIXES, fix_rows),
 }
 
 
