@@ -20,7 +20,7 @@ from glm5_ascend.errors import PreflightError
     metavar="SRC",
     required=True,
     type=DIRECTORY,
-    help="The BF16 checkpoint that DIR was made from.",
+    help="The checkpoint that DIR was made from: BF16, F32 or FP8.",
 )
 @click.option("--text", type=DIRECTORY, help="UTF-8 file; parts of Python's library without it.")
 @click.option(

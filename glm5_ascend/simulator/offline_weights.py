@@ -53,12 +53,16 @@ class WeightStore:
         CheckpointError: block FP8 weights, an unknown scheme or a missing tensor.
     """
 
+    # Whether a subclass dequantises block FP8 weights.
+    reads_fp8 = False
+
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         self.directory = directory
         self.dtype = dtype
         self.description = _read_description(directory)
         self._reader = CheckpointReader(directory)
-        if self.config.fp8 is not None and self.description is None:
+        is_fp8 = self.config.fp8 is not None and self.description is None
+        if is_fp8 and not self.reads_fp8:
             raise CheckpointError(
                 f"{directory} holds block FP8 weights, which the offline model does not read",
                 "convert it first with glm5-ascend quantize --scheme none",

@@ -19,6 +19,7 @@ from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.ops import hadamard_quant, lightning_indexer_quant
 from glm5_ascend.quant.evaluation.experts import StreamedExperts
+from glm5_ascend.quant.source_values import read_matrix
 from glm5_ascend.simulator.offline_layers import DecoderLayer, Indexer, MoeMlp, Norm
 from glm5_ascend.simulator.offline_load import load_layer, load_norm
 from glm5_ascend.simulator.offline_metrics import Share, topk_overlap
@@ -50,8 +51,20 @@ class LayerTrace:
     peaks: tuple[float, float]
 
 
+class _Store(WeightStore):
+    """Reads block FP8 releases too."""
+
+    reads_fp8 = True
+
+    def float(self, name: str) -> Tensor:
+        """One FLOAT tensor in the compute dtype, dequantised if it is stored as FP8."""
+        if name in self._reader and self._reader.spec(name).dtype == "F8_E4M3":
+            return read_matrix(self._reader, name).to(self.dtype)
+        return super().float(name)
+
+
 class Side:
-    """A checkpoint, plain or ``ascend``; a context manager.
+    """A checkpoint, plain (FP8 too) or ``ascend``; a context manager.
 
     Args:
         directory: the checkpoint.
@@ -62,7 +75,7 @@ class Side:
     """
 
     def __init__(self, directory: Path, *, measure_c8: bool = False) -> None:
-        self.store = WeightStore(directory, torch.float32)
+        self.store = _Store(directory, torch.float32)
         self._measure_c8 = measure_c8
         self._sizes = _layer_bytes(directory)
         self.hidden = torch.empty(0)

@@ -17,8 +17,10 @@ from glm5_ascend.quant.evaluation.side import Side
 from glm5_ascend.quant.evaluation.windows import read_windows
 from glm5_ascend.simulator.evaluate import evaluate, summarise
 from glm5_ascend.simulator.model import OfflineModel
+from tests.quant.conftest import quantize
 from tests.quant.evaluation.conftest import changed
 from tests.support.hf import HfOracle
+from tests.support.tiny_model import write_tiny
 
 # Sums of F32 rows in another order; a planted fault is a thousand times larger.
 SAME = 2e-4
@@ -130,3 +132,18 @@ def test_coverage_counts_every_choice(report: Report) -> None:
         assert layer.coverage is not None
         assert int(layer.coverage.sum()) == 3 * 128 * 2
     assert report.scores.layers[0].coverage is None
+
+
+def test_an_fp8_release_is_the_reference_that_it_dequantises_to(
+    prose: Path, tmp_path: Path
+) -> None:
+    """Blocks of 128 with partial ones at the border, against the same values in F32."""
+    fp8 = write_tiny(tmp_path / "fp8", fp8=True, tokenizer=True, head_dim=16)
+    plain = quantize(fp8, tmp_path / "plain", "none", rotate=False, dtype="float32")
+    same = run(EvalOptions(plain, fp8, text=prose, tokens=100))
+    assert abs(same.metrics.kl_mean) < 1e-9
+    w8a8 = quantize(fp8, tmp_path / "w8a8", "w8a8")
+    found = run(EvalOptions(w8a8, fp8, text=prose, tokens=100))
+    assert 1e-6 < found.metrics.kl_mean < 0.5
+    assert found.matrices is not None
+    assert all(error < 2e-4 for error in found.matrices["self_attn.q_b_proj"].values())
