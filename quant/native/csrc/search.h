@@ -1,9 +1,9 @@
 // The scale of a row and its codes.
 //
-// int4: a coarse and then a fine logarithmic grid of steps, each judged with the least-squares scale
-// of its codes (gain A^2 / C); from the best, scale and codes are fitted to each other in turn. int8:
-// the scale must be a BF16 number, so BF16 numbers are judged, first far apart and then all around
-// the best.
+// int4: a coarse and then a fine logarithmic grid of steps, each judged with the least-squares
+// scale of its codes (gain A^2 / C); from the best, scale and codes are fitted to each other in
+// turn. int8: the scale must be a BF16 number, so BF16 numbers are judged, first far apart and then
+// all around the best.
 #pragma once
 
 #include "steps.h"
@@ -132,8 +132,8 @@ void to_codes(const float* x, int64_t n, float scale, int8_t* codes) {
   }
 }
 
-// Scale and codes of x[n], which zeros follow up to the padding, as do the codes; `w` is room for as
-// many words. A row that is not finite gets its largest magnitude as scale, and zeros.
+// Scale and codes of x[n], which zeros follow up to the padding, as do the codes; `w` is room for
+// as many words. A row that is not finite gets its largest magnitude as scale, and zeros.
 template <int BITS>
 float round_row(const float* x, int64_t n, bool search, int16_t* w, int8_t* codes) {
   F low{}, high{};
@@ -152,7 +152,8 @@ float round_row(const float* x, int64_t n, bool search, int16_t* w, int8_t* code
   }
   const float above = max_of(high) / float(Format<BITS>::HIGH);
   const float below = max_of(-low) / float(-Format<BITS>::LOW);
-  const float base = !search ? magnitude / float(Format<BITS>::HIGH) : above > below ? above : below;
+  const float fits = above > below ? above : below;
+  const float base = search ? fits : magnitude / float(Format<BITS>::HIGH);
   if (base <= SMALLEST_SCALE) {
     std::memset(codes, 0, size_t(padded(n)));
     return 1.0f;

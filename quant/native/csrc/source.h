@@ -73,7 +73,7 @@ inline bool read_row(const Source& s, int64_t row, int64_t begin, int64_t end, c
   const float* scales = s.scales + row / s.high * ((s.columns + s.wide - 1) / s.wide);
   bool finite = true;
   for (int64_t i = begin; i < end;) {
-    const int64_t block = i / s.wide, stop = (block + 1) * s.wide < end ? (block + 1) * s.wide : end;
+    const int64_t block = i / s.wide, next = (block + 1) * s.wide, stop = next < end ? next : end;
     finite &= widen(x + (i - begin), stop - i, scales + block,
                     factor == nullptr ? nullptr : factor + (i - begin), to + (i - begin));
     i = stop;

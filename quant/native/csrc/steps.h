@@ -1,4 +1,5 @@
-// How well a step fits a row, in whole numbers: exact, so neither instruction set nor order matters.
+// How well a step fits a row, in whole numbers: exact, so that neither instruction set nor order
+// matters.
 //
 // The row is given as w = round(x * 32767 / max|x|). A step is named by its reciprocal r, a 15-bit
 // number: t = (w * r + 2^14) >> 15 counts 2^-SHIFT of a step, and t rounded to steps and clipped is
