@@ -15,6 +15,7 @@ from glm5_ascend.deploy.check.command_line import (
     whole_number,
 )
 from glm5_ascend.deploy.check.context import Context, is_open
+from glm5_ascend.deploy.check.moved import moved
 from glm5_ascend.deploy.check.near import mended_json, nearest
 from glm5_ascend.deploy.check.rule import Condition, Mend, check
 
@@ -61,14 +62,12 @@ def names(context: Context) -> Iterator[Condition]:
         if _known(option, context) or option.name == "-O":
             written = long_name(option.spelled or option.name)
             if written != option.name:
-                new = replace(option, spelled="")
                 detail = f"{option.spelled} for {option.name}"
-                mend = replace_option(option, new)
+                mend = replace_option(option, replace(option, spelled=""))
                 yield Condition("flag-abbreviated", option.name, detail, mend=mend)
             continue
         is_single = not option.name.startswith("--")
-        flags = set(context.release.flags)
-        meant = nearest("--" + option.name.lstrip("-"), flags)
+        meant = _meant(option.name, context)
         rule = "flag-one-dash" if is_single and meant else "flag-unknown"
         fix = f"write {meant}" if meant else "remove it"
         new = None
@@ -76,7 +75,18 @@ def names(context: Context) -> Iterator[Condition]:
             is_switch = context.release.flags[meant] == "switch"
             kept = () if is_switch else option.values
             new = Option(meant, kept, option.path, at=option.at)
-        yield Condition(rule, option.spelled, option.spelled, fix, replace_option(option, new))
+        written = option.words[0].partition("=")[0]
+        yield Condition(rule, written, written, fix, replace_option(option, new))
+
+
+def _meant(name: str, context: Context) -> str | None:
+    """The flag that an unknown one stands for; never its opposite."""
+    plain = "--" + name.lstrip("-")
+    if plain in moved()["flags"]["gone"]:
+        return None
+    meant = nearest(plain, set(context.release.flags))
+    opposite = {plain.split("-")[2], (meant or "--").split("-")[2]} == {"enable", "disable"}
+    return None if opposite else meant
 
 
 @check

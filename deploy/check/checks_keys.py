@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.catalogue.releases import releases_with_key, releases_with_variable
 from glm5_ascend.deploy.check.command_line import ServeCommand, whole_number
 from glm5_ascend.deploy.check.context import Context, truth
+from glm5_ascend.deploy.check.moved import moved
 from glm5_ascend.deploy.check.near import nearest
 from glm5_ascend.deploy.check.rule import Condition, Mend, check
 
@@ -29,13 +27,6 @@ _SCHEDULERS = (
 _C8_KEYS = ("enable_sparse_c8", "enable_sparse_sfa_c8", "enable_sparse_li_c8")
 _TYPO = 0.88
 _ENGINE_NAMES = re.compile(r"VLLM_[A-Z0-9_]+")
-
-
-@cache
-def moved() -> dict[str, dict[str, Any]]:
-    """The table of what went where."""
-    text = (Path(__file__).parent / "moved.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
 
 
 def change_key(name: str, to: str | None, value: object = None) -> Mend:

@@ -57,22 +57,25 @@ def _ci(
     name: str, text: str, document: Mapping[str, Any], switches: Collection[str]
 ) -> Iterator[Site]:
     model = str(document.get("model", ""))
-    hint = {
-        "npus": _whole(document.get("npu_per_node")),
-        "servers": _whole(document.get("num_nodes")),
-    }
+    npus, servers = _whole(document.get("npu_per_node")), _whole(document.get("num_nodes"))
     common = _env(document.get("env_common"))
     proxy = tuple(filter(None, [common.get("DISAGGREGATED_PREFILL_PROXY_SCRIPT")]))
     for item in _mappings(document.get("deployment")):
         for site in _site(name, text, item, item.get("server_cmd"), common, model, switches):
-            yield replace(site, launch=replace(site.launch, proxy=proxy), group=name, **hint)
+            yield replace(
+                site,
+                launch=replace(site.launch, proxy=proxy),
+                group=name,
+                npus=npus,
+                servers=servers,
+            )
     nodes = {item.get("node_index"): item for item in _mappings(document.get("config"))}
     for item in _mappings(document.get("templates")):
         node = nodes.get(item.get("node_index"), {})
         template = item.get("server_cmd_template")
         for site in _site(name, text, item, template, common, model, switches, _node(node)):
             launch = Launch(proxy=proxy, copies=_whole(node.get("dp_size_local")) or 1)
-            yield replace(site, group=name, words=(), launch=launch, **hint)
+            yield replace(site, group=name, words=(), launch=launch, npus=npus, servers=servers)
     for index, item in enumerate(_mappings(document.get("test_cases"))):
         words = [*_words(item.get("server_cmd")), *_words(item.get("server_cmd_extra"))]
         own = str(item.get("model", model))

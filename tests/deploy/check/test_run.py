@@ -164,3 +164,9 @@ def test_a_name_that_steers_the_terminal_is_escaped() -> None:
     text = "vllm serve M --additional-config '{\"\\u001b[31m\":1}'"
     done = run("-", text=text)
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--disable-log-requests", "--disable-log-reqests"])
+def test_a_flag_never_becomes_its_opposite(flag: str) -> None:
+    done = run("-", "--fix", text=f"{GOOD.strip()} {flag}\n")
+    assert "log-req" not in done.stdout
