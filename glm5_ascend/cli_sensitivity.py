@@ -8,24 +8,12 @@ import click
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command
-
-
-class _Bytes(click.ParamType):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``5GB`` to bytes."""
-        from glm5_ascend.quant.calibration.sensitivity_command import parse_bytes
-
-        try:
-            return parse_bytes(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is no size such as 5GB or 300MB", param, ctx)
+from glm5_ascend.cli_quant import Size
 
 
 @click.command(cls=Glm5Command, short_help="Find the modules that deserve more bits.")
 @click.argument("source", metavar="SRC", type=DIRECTORY)
-@click.option("--budget", type=_Bytes(), required=True, help="Bytes to add, such as 5GB.")
+@click.option("--budget", type=Size(), required=True, help="Bytes to add, such as 5GB.")
 @click.option("--out", metavar="FILE", type=DIRECTORY, help="Recipe to write for quantize.")
 @click.option(
     "--scheme",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,6 @@ from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.workers import one_thread
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SHOWN = 20
 
 
@@ -135,14 +133,6 @@ def _line(row: Measured) -> str:
         f"{row.group.layer:>5}  {row.group.name:<19}  {row.scheme.value:<13}  {row.error:>8.2e}"
         f"  {kl:>9}  {format_bytes(row.nbytes):>9}"
     )
-
-
-def parse_bytes(text: str) -> int:
-    """``5GB``, ``300 MB`` or plain bytes, decimal; ``ValueError`` for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * _UNITS[(match[2] or "B").upper()])
 
 
 def run(options: SensitivityOptions) -> Result:
