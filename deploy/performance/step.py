@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from glm5_ascend.deploy.performance.parameters import Parameters
+from glm5_ascend.deploy.performance.parameters import IMBALANCE, Parameters
 from glm5_ascend.deploy.performance.work import Number, Work
 
 Array = npt.NDArray[np.float64]
@@ -129,12 +129,12 @@ class StepModel:
         moved = (queries * chosen + chunk * picked / w.share) * (w.latent / collect)
         computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
         read = (seqs * context + (chunk > 0) * keys) * (w.key / stream)
-        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / cube)
+        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / (w.bf16 * p.score))
         return np.maximum(moved, computed), np.maximum(read, scored)
 
     def _experts(self, total: Number) -> Number:
-        w, p = self.work, self.parameters
-        skew = 1.0 if self.kernels else p.imbalance
+        w = self.work
+        skew = 1.0 if self.kernels else IMBALANCE
         touched = 1 - w.untouched**total
         return self._product(total * w.expert_flops / w.ep * skew, w.expert_bytes * touched)
 
@@ -145,20 +145,22 @@ class StepModel:
 
     def _moved(self, most: Number) -> Number:
         w, p = self.work, self.parameters
-        skew = 1.0 if self.kernels else p.imbalance
+        skew = 1.0 if self.kernels else IMBALANCE
         return most * (w.tp_bytes + w.moe_bytes * w.off * skew) / (w.link * p.link)
 
     def _latency(self, filling: bool) -> Number:
         w, p = self.work, self.parameters
         eager = 0.0 if self.kernels or (self.graph and not filling) else p.eager_us
         collectives = p.tp_us * w.collectives
-        return (p.layer_us + collectives + eager + p.moe_us * w.moe_layers / w.layers) * 1e-6
+        experts = p.moe_us * w.moe_layers / w.layers
+        index = p.index_us * w.index_layers / w.layers
+        return (p.layer_us + collectives + eager + experts + index) * 1e-6
 
     def _draft(self, seqs: Number, all_seqs: Number, attend: Number) -> Number:
-        """Seconds of one pass of the MTP layer: a layer, the head, and its host work."""
-        w, p = self.work, self.parameters
+        """Seconds of one pass of the MTP layer: a layer and the head."""
+        w = self.work
         layer = attend / (1 + w.drafts) + self._experts(all_seqs) + self._moved(seqs)
         layer += self._product(seqs * w.linear_flops / w.layers, w.linear_bytes / w.layers)
         layer += self._product(seqs * w.head_flops, w.head_bytes, w.bf16)
-        host = 0.0 if self.kernels else p.draft_ms * 1e-3
-        return layer + self._latency(filling=False) + host
+        # Drafts run outside of the graph in every recipe.
+        return layer + self._latency(filling=True)
