@@ -43,6 +43,21 @@ GOALS = {
     ("llm-compressor", "w8a8"): 0.9,
 }
 _REFERENCE = "bf16"
+# As deep as GLM-5, random, 139 M parameters; nothing is trained, so its KL says little by itself.
+DEPTH_TRUE = "tiny78"
+_DEPTH_TRUE: dict[str, Any] = {
+    "num_hidden_layers": 78,
+    "first_k_dense_replace": 3,
+    "hidden_size": 384,
+    "intermediate_size": 768,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 16,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+    "head_dim": 64,
+    "index_topk": 64,
+}
 
 
 def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int, shared: Row) -> list[Row]:
@@ -155,6 +170,15 @@ def _schemes(folder: Path, source: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()[:16]
 
 
+def depth_true(folder: Path) -> Path:
+    """The generated model, written unless it is there."""
+    from tests.support.tiny_model import write_tiny
+
+    if not (folder / "model.safetensors").is_file():
+        write_tiny(folder, tokenizer=True, **_DEPTH_TRUE)
+    return folder
+
+
 def collect(shop: Workshop, names: Sequence[str], tokens: int, command: Sequence[str]) -> list[Row]:
     """All rows of a run, contestants first."""
     shared: Row = {
@@ -170,7 +194,12 @@ def collect(shop: Workshop, names: Sequence[str], tokens: int, command: Sequence
 def main(argv: Sequence[str]) -> int:
     """Command line entry."""
     parser = argparse.ArgumentParser(prog="tools.compare_quantisers", description=__doc__)
-    parser.add_argument("--model", type=Path, default=SMALL_MODEL, help="BF16 checkpoint, one file")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=SMALL_MODEL,
+        help=f"BF16 checkpoint of one file, or {DEPTH_TRUE}: 78 random layers, made here",
+    )
     parser.add_argument("--venvs", type=Path, default=CACHE, help="environments of the peers")
     parser.add_argument("--work", type=Path, help="keep what is made here, and use it again")
     parser.add_argument("--samples", type=int, default=16, help="pieces of calibration text")
@@ -188,7 +217,9 @@ def main(argv: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="glm5-ascend-quantisers-") as temporary:
             work = args.work or Path(temporary)
             work.mkdir(parents=True, exist_ok=True)
-            shop = Workshop(args.model, work, args.venvs, args.samples)
+            is_made = str(args.model) == DEPTH_TRUE
+            model = depth_true(work / DEPTH_TRUE) if is_made else args.model
+            shop = Workshop(model, work, args.venvs, args.samples)
             rows = collect(shop, args.only, args.tokens, command)
         with ROWS.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
