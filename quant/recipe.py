@@ -125,7 +125,7 @@ def _step(
     shape: tuple[int, ...],
     decision: Decision,
 ) -> Step:
-    dtype = _float_dtype(recipe, name)
+    dtype = _float_dtype(config, recipe, name)
     action, fold, reason = Action.COPY, NO_FOLD, decision.reason
     stored = {name: TensorSpec(shape, dtype)}
     if len(shape) == 2:
@@ -171,9 +171,10 @@ def _stored(
     return compressed_tensors.stored(name, shape)
 
 
-def _float_dtype(recipe: Recipe, name: str) -> str:
+def _float_dtype(config: Glm5Config, recipe: Recipe, name: str) -> str:
     """Router values stay F32: engines compute routing in F32, and a rotated router is no BF16."""
-    is_rotated_router = recipe.rotate and name.endswith(".mlp.gate.weight")
+    is_turned = compressed_tensors.turns_residual(config, recipe)
+    is_rotated_router = is_turned and name.endswith(".mlp.gate.weight")
     if name.endswith(".e_score_correction_bias") or is_rotated_router:
         return "F32"
     return STORED_DTYPE[recipe.dtype]
