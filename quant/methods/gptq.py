@@ -12,6 +12,7 @@ Products are float32 and blocked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ def gptq(
     grid: Grid,
     *,
     scale: Tensor | None = None,
+    trials: Sequence[float] = (),
     refit: bool = False,
 ) -> Rounded:
     """Round ``weight`` so that its outputs change least on the inputs behind ``factor``.
@@ -59,6 +61,8 @@ def gptq(
         factor: of the inputs' Hessian; None rounds to nearest with the best data-free scale.
         grid: codes and scales.
         scale: float32 [out, 1]; None searches the one of the smallest pivot-weighted error.
+        trials: multiples of that scale to round with too; every row keeps the attempt of the
+            smallest loss. Each costs a whole rounding; the gain shrinks with the row's length.
         refit: after rounding, replace each scale by the least-squares one for its codes where
             that lowers the loss; as costly as the rounding itself, and with a searched scale
             worth about 1 % of the loss.
@@ -71,10 +75,21 @@ def gptq(
         codes = grid.codes(weight, chosen)
         loss = (weight - codes * chosen).double().square().sum(1)
         return Rounded(codes.to(torch.int8), chosen, loss, calibrated=False)
-    # Rows are columns from here on, in the order of rounding.
-    columns = weight.float().T.contiguous().index_select(0, factor.order)
     if scale is None:
         scale = weighted_scale(weight, factor.importance(), grid)
+    # Rows are columns from here on, in the order of rounding.
+    columns = weight.float().T.contiguous().index_select(0, factor.order)
+    best = _attempt(columns, factor, scale, grid, refit=refit)
+    for share in trials:
+        other = _attempt(columns, factor, grid.snap(scale * share), grid, refit=refit)
+        best = _better(best, other)
+    stored = torch.empty_like(best.codes)
+    stored[factor.order] = best.codes
+    return Rounded(stored.T.contiguous(), best.scale, best.loss, calibrated=True)
+
+
+def _attempt(columns: Tensor, factor: Factor, scale: Tensor, grid: Grid, *, refit: bool) -> Rounded:
+    """Round ``columns`` [in, out] with ``scale`` [out, 1]; codes stay int8 [in, out]."""
     codes = torch.empty(columns.shape, dtype=torch.int8)
     loss = torch.empty(columns.shape[1], dtype=torch.float64)
     fitted = scale.clone()
@@ -86,9 +101,18 @@ def gptq(
             fitted[part, 0], residual = _refit(rounded, residual, scale[part, 0], factor, grid)
         loss[part] = residual.square_().T.double() @ factor.pivots.double()
         codes[:, part] = rounded.to(torch.int8)
-    stored = torch.empty_like(codes)
-    stored[factor.order] = codes
-    return Rounded(stored.T.contiguous(), fitted, loss, calibrated=True)
+    return Rounded(codes, fitted, loss, calibrated=True)
+
+
+def _better(left: Rounded, right: Rounded) -> Rounded:
+    """The attempt of the smaller loss, channel by channel; codes are [in, out]."""
+    is_better = right.loss < left.loss
+    return Rounded(
+        torch.where(is_better, right.codes, left.codes),
+        torch.where(is_better.unsqueeze(1), right.scale, left.scale),
+        torch.minimum(left.loss, right.loss),
+        calibrated=True,
+    )
 
 
 def _round(target: Tensor, factor: Factor, step: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -126,6 +126,21 @@ def test_refit_is_the_least_squares_scale_of_the_codes() -> None:
     np.testing.assert_allclose(fitted.scale[:, 0].numpy(), best.numpy(), rtol=1e-4)
 
 
+def test_trials_keep_the_best_attempt_of_every_row() -> None:
+    weight, factor = weights(32, 64), factor_of(hessian_of(inputs(400, 64)))
+    shares = (0.9, 1.1)
+    first = gptq(weight, factor, INT4)
+    found = gptq(weight, factor, INT4, trials=shares)
+    attempts = [first, *(gptq(weight, factor, INT4, scale=first.scale * s) for s in shares)]
+    losses = torch.stack([attempt.loss for attempt in attempts])
+    assert torch.equal(found.loss, losses.min(0).values)
+    chosen = losses.argmin(0)
+    assert len(set(chosen.tolist())) == 3
+    for row, attempt in enumerate(chosen.tolist()):
+        assert torch.equal(found.codes[row], attempts[attempt].codes[row])
+        assert torch.equal(found.scale[row], attempts[attempt].scale[row])
+
+
 def test_int8_scales_stay_exact_in_bfloat16() -> None:
     factor = factor_of(hessian_of(inputs(400, 64)))
     start = gptq(weights(32, 64), factor, INT8)
