@@ -12,7 +12,7 @@ namespace lightning_indexer {
 class Units {
  public:
   __aicore__ Units(const Work& work, const Shares& shares, int32_t block, int32_t step)
-      : segments_(work, shares, block, step), step_(step) {}
+      : segments_(work, shares, block, step) {}
 
   __aicore__ bool next() {
     if (++unit < end_) return true;
@@ -31,7 +31,7 @@ class Units {
   __aicore__ bool last_of_step() const {
     const Segment& s = segments_.segment;
     if (unit + 1 < end_) return false;
-    return vector_ == 1 || !s.halved || s.part[1].begin + step * step_ >= s.part[1].end;
+    return vector_ == 1 || !s.halved || s.part[1].begin + step * s.step >= s.part[1].end;
   }
   __aicore__ bool last_of_segment() const {
     return step + 1 == segments_.segment.steps && last_of_step();
@@ -46,17 +46,18 @@ class Units {
 
  private:
   __aicore__ bool enter(int32_t vector) {
-    const Span part = segments_.segment.part[vector];
-    const int32_t begin = part.begin + step * step_;
+    const Segment& s = segments_.segment;
+    const Span part = s.part[vector];
+    const int32_t begin = part.begin + step * s.step;
     if (begin >= part.end) return false;
     vector_ = vector;
     unit = begin_ = begin;
-    end_ = smaller(begin + step_, part.end);
+    end_ = smaller(begin + s.step, part.end);
     return true;
   }
 
   Segments segments_;
-  int32_t step_, vector_ = 0, begin_ = 0, end_ = 0;
+  int32_t vector_ = 0, begin_ = 0, end_ = 0;
   bool open_ = false;
 };
 

@@ -33,31 +33,37 @@ class Results {
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
   }
 
-  // The part of `row` whose positions lie in `own`, in its place in the row, from `size` records of
-  // the whole row, which MTE2 brings. The last part writes the row's end too.
-  __aicore__ void write_part(int32_t row, const LocalTensor<float>& best, int32_t size, Span own,
-                             bool last) const {
-    const int32_t lanes = round_up(size, 64);
-    SetFlag<HardEvent::MTE2_V>(EVENT_ID6);
-    WaitFlag<HardEvent::MTE2_V>(EVENT_ID6);
-    Extract(ub_.values, unsigned_places(), best, lanes / 32);
-    PipeBarrier<PIPE_V>();
-    SetFlag<HardEvent::V_MTE2>(EVENT_ID5);
-    WaitFlag<HardEvent::V_MTE2>(EVENT_ID5);
-    Cast(ub_.values, ub_.places, RoundMode::CAST_NONE, lanes);
-    PipeBarrier<PIPE_V>();
-    fill_from(ub_.values, float(1 << 30), size, lanes);
-    PipeBarrier<PIPE_V>();
-    const LocalTensor<float> until = ub_.pieces, mine = ub_.pieces[TOP];
-    const int32_t upto = gather(until, ub_.values, CMPMODE::LT, float(own.end), lanes);
+  // The part of `row` whose positions lie in `own`, in its place in the row, from `size` records
+  // that MTE2 brings; `before` positions lie before them. The last part writes the row's end too.
+  __aicore__ void write_part(int32_t row, const LocalTensor<float>& list, int32_t size,
+                             int32_t before, Span own, bool last) const {
+    const LocalTensor<float> until = ub_.left, mine = ub_.right;
     int32_t n = 0;
-    if (upto > 0) {
-      const int32_t some = round_up(upto, 64);
-      fill_from(until, -1.0f, upto, some);
+    if (size > 0) {
+      const int32_t lanes = round_up(size, 64);
+      SetFlag<HardEvent::MTE2_V>(EVENT_ID6);
+      WaitFlag<HardEvent::MTE2_V>(EVENT_ID6);
+      // Extract takes whole repeats, which were written here.
+      DataCopy(ub_.kept, list, round_up(2 * size, 8));
+      SetFlag<HardEvent::V_MTE2>(EVENT_ID5);
+      WaitFlag<HardEvent::V_MTE2>(EVENT_ID5);
       PipeBarrier<PIPE_V>();
-      n = gather(mine, until, CMPMODE::GE, float(own.begin), some);
+      Extract(ub_.values, unsigned_places(), ub_.kept, lanes / 32);
+      PipeBarrier<PIPE_V>();
+      Cast(ub_.values, ub_.places, RoundMode::CAST_NONE, lanes);
+      PipeBarrier<PIPE_V>();
+      fill_from(ub_.values, float(1 << 30), size, lanes);
+      PipeBarrier<PIPE_V>();
+      const int32_t upto = gather(until, ub_.values, CMPMODE::LT, float(own.end), lanes);
+      if (upto > 0) {
+        const int32_t some = round_up(upto, 64);
+        fill_from(until, -1.0f, upto, some);
+        PipeBarrier<PIPE_V>();
+        n = gather(mine, until, CMPMODE::GE, float(own.begin), some);
+      }
+      before += upto - n;
     }
-    const int32_t before = upto - n, words = last ? count_ - before : n;
+    const int32_t words = last ? count_ - before : n;
     if (words == 0) return;
     if (n > 0) sort_positions(mine, n);
     fill_from(ub_.places, -1, n, TOP);
@@ -69,13 +75,14 @@ class Results {
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID3);
   }
 
-  // Rows first, first + step, … < end see no key.
-  __aicore__ void write_nothing(int32_t first, int32_t end, int32_t step) const {
-    if (first >= end) return;
-    Duplicate(ub_.places, -1, TOP);
+  // `row` of the result: the first n positions.
+  __aicore__ void write_first(int32_t row, int32_t n) const {
+    CreateVecIndex(ub_.places, 0, TOP);
+    PipeBarrier<PIPE_V>();
+    fill_from(ub_.places, -1, n, TOP);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
-    for (int32_t row = first; row < end; row += step) copy_out(row);
+    copy_out(row);
     SetFlag<HardEvent::MTE3_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
   }

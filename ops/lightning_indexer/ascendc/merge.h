@@ -2,8 +2,9 @@
 //
 // Part p is the p-th piece of the group's keys: of block p (from the group's first one) or, where
 // AIVs halve the keys of their block, of AIV p % 2 of block p / 2. At each level the AIV of every
-// fourth list that is left merges it with the next three. Lists keep the order of their keys, so
-// equal scores keep the lower position first.
+// fourth list that is left merges it with the next three. Of the last four lists nothing is merged
+// unless the order by score is wanted: how many records each of them gives is enough. Lists keep
+// the order of their keys, so equal scores keep the lower position first.
 //
 // Before the first level samples bound the score of the last record that can be kept: each of them
 // stands for SAMPLE_STEP records that are no smaller. Lists are cut there; for evenly spread scores
@@ -19,6 +20,7 @@ template <class Tiles>
 class Merge {
  public:
   static constexpr int32_t LIST = Tiles::LIST, UNIT = Tiles::UNIT;
+  static constexpr int32_t SAMPLED = SAMPLE_STEP * Tiles::SAMPLES;  // records
   static constexpr int32_t BLOCK_PLACES = Tiles::LISTS * Tiles::PLACE / 8;  // units of 32 bytes
 
   __aicore__ Merge(const Work& work, const Shares& shares, const Buffers<Tiles>& ub, GM_ADDR lists)
@@ -78,15 +80,28 @@ class Merge {
     WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
   }
 
-  // The merged list of the whole group to `to`; returns its size, 0 where the row sees no key.
-  __aicore__ int32_t load_result(const Segment& s, int32_t row, int32_t seen,
-                                 const LocalTensor<float>& to) const {
-    if (seen == 0) return 0;
-    const Segment first = segment(s.group, 0);
-    const int64_t from = place(block(s.group, 0), first.slot, vector(first, 0), row);
-    const int32_t size = smaller(work_.tiling.count, seen);
-    DataCopy(to, lists_[from + Tiles::MERGED_AT], round_up(2 * size, 8));
-    return size;
+  // What this AIV's part has of a row's result: it lies in the first `size` records of `list`, and
+  // `before` records lie in lists of earlier parts.
+  struct Choice {
+    LocalTensor<float> list;
+    int32_t size = 0, before = 0;
+  };
+
+  // The choice from the lists of parts 0, stride, 2 stride, 3 stride.
+  __aicore__ Choice choose(const Segment& s, int32_t row, int32_t seen, int32_t stride) const {
+    Lists lists;
+    const Span all = {0, parts(s.group)};
+    if (stride == 1) load_parts(s, row, seen, all, Tiles::TOP, lists);
+    else load_merged(s, row, seen, all, stride, lists);
+    if (lists.count > 1) take_best(smaller(work_.tiling.count, seen), lists);
+    const int32_t own = part(s) / stride * stride;
+    Choice choice;
+    for (int32_t i = 0; i < lists.count && lists.part[i] <= own; ++i) {
+      choice.list = ub_.pieces[i * LIST];
+      if (lists.part[i] == own) choice.size = lists.length[i];
+      else choice.before += lists.length[i];
+    }
+    return choice;
   }
   // Positions of this AIV's part.
   __aicore__ Span positions(const Segment& s) const {
@@ -100,20 +115,28 @@ class Merge {
                            const LocalTensor<float>& to) const {
     const int32_t own = part(s), all = parts(s.group);
     if (own % (4 * stride) != 0 || all == 1 || (stride > 1 && own + stride >= all)) return 0;
-    const int32_t samples = all * Tiles::SAMPLES;
     const int32_t needed = (work_.tiling.count + SAMPLE_STEP - 1) / SAMPLE_STEP;
-    const bool cut = stride == 1 && all > 4 && samples >= needed && 2 * samples <= LIST;
-    const float least = cut ? least_score(s, row, needed) : LOWEST;
+    // Twice as many samples as are needed, if lists have so many.
+    const int32_t each = smaller(Tiles::SAMPLES, (2 * needed + all - 1) / all);
+    const bool cut = stride == 1 && all > 4 && all * each >= needed && 2 * all * each <= LIST;
+    const float least = cut ? least_score(s, row, needed, each) : LOWEST;
     const int32_t end = smaller(own + 4 * stride, all);
-    uint16_t lengths[4] = {1, 1, 1, 1};
-    const int32_t lists = stride == 1 ? load_parts(s, row, seen, {own, end}, lengths)
-                                      : load_merged(s, row, seen, {own, end}, stride, lengths);
-    if (lists == 0) return 0;
-    if (cut) shorten(least, lists, lengths);
-    return merge_loaded(lists, lengths, to);
+    Lists lists;
+    if (stride == 1) load_parts(s, row, seen, {own, end}, cut ? SAMPLED : Tiles::TOP, lists);
+    else load_merged(s, row, seen, {own, end}, stride, lists);
+    if (lists.count == 0) return 0;
+    if (cut) shorten(s, row, least, lists);
+    return merge_loaded(lists, to);
   }
 
  private:
+  // Lists in UB, LIST words from one to the next: the first part of each, and its records.
+  struct Lists {
+    int32_t count = 0;
+    int32_t part[4];
+    uint16_t length[4] = {1, 1, 1, 1};
+  };
+
   __aicore__ int64_t place(int32_t block, int32_t slot, int32_t vector, int32_t row) const {
     return ((int64_t(block) * 2 + slot) * VECTORS + vector) * ROWS_PER_VECTOR * Tiles::PLACE +
            row * Tiles::PLACE;
@@ -128,8 +151,10 @@ class Merge {
     return s.halved ? p % VECTORS : vector_;
   }
 
-  // A score that at least `count` records of all parts reach: the `needed`-th of the samples.
-  __aicore__ float least_score(const Segment& own, int32_t row, int32_t needed) const {
+  // A score that at least `count` records of all parts reach: the `needed`-th of `each` samples of
+  // every part.
+  __aicore__ float least_score(const Segment& own, int32_t row, int32_t needed,
+                               int32_t each) const {
     const Span blocks = shares_.blocks(own.group);
     const Segment first = segment(own.group, 0);
     const int32_t more = blocks.end - blocks.begin - 1;
@@ -137,12 +162,12 @@ class Merge {
     for (int32_t v = 0; v < (own.halved ? VECTORS : 1); ++v) {
       DataCopy(ub_.pieces[words],
                lists_[place(blocks.begin, first.slot, vector(own, v), row) + Tiles::SAMPLES_AT],
-               8 * Tiles::SAMPLES);
-      words += 8 * Tiles::SAMPLES;
+               8 * each);
+      words += 8 * each;
       DataCopy(ub_.pieces[words],
                lists_[place(blocks.begin + 1, 0, vector(own, v), row) + Tiles::SAMPLES_AT],
-               DataCopyParams(more, Tiles::SAMPLES, BLOCK_PLACES - Tiles::SAMPLES, 0));
-      words += 8 * Tiles::SAMPLES * more;
+               DataCopyParams(more, each, BLOCK_PLACES - each, 0));
+      words += 8 * each * more;
     }
     SetFlag<HardEvent::MTE2_V>(EVENT_ID5);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID5);
@@ -162,83 +187,129 @@ class Merge {
     return sorted.GetValue(2 * (needed - 1));
   }
 
-  // Lists of single parts, whose lengths follow from their keys.
-  __aicore__ int32_t load_parts(const Segment& own, int32_t row, int32_t seen, Span parts,
-                                uint16_t* lengths) const {
-    int32_t lists = 0;
+  // Lists of single parts, whose lengths follow from their keys, or the first `most` records.
+  __aicore__ void load_parts(const Segment& own, int32_t row, int32_t seen, Span parts,
+                             int32_t most, Lists& lists) const {
     for (int32_t p = parts.begin; p < parts.end; ++p) {
       const Segment s = segment(own.group, p);
       const Span units = s.part[p % VECTORS];
       const int32_t keys = smaller(seen, units.end * UNIT) - smaller(seen, units.begin * UNIT);
       const int32_t size = smaller(work_.tiling.count, keys);
       if (size == 0) continue;
-      DataCopy(ub_.pieces[lists * LIST],
+      DataCopy(ub_.pieces[lists.count * LIST],
                lists_[place(block(own.group, p), s.slot, vector(s, p), row)],
-               round_up(2 * size, 8));
-      lengths[lists++] = uint16_t(size);
+               round_up(2 * smaller(size, most), 8));
+      lists.part[lists.count] = p;
+      lists.length[lists.count++] = uint16_t(size);
     }
-    return lists;
   }
 
   // Merged lists, which have their lengths beside them.
-  __aicore__ int32_t load_merged(const Segment& own, int32_t row, int32_t seen, Span parts,
-                                 int32_t stride, uint16_t* lengths) const {
+  __aicore__ void load_merged(const Segment& own, int32_t row, int32_t seen, Span parts,
+                              int32_t stride, Lists& lists) const {
     int64_t places[4];
-    int32_t lists = 0;
     for (int32_t p = parts.begin; p < parts.end; p += stride) {
       const Segment s = segment(own.group, p);
       // Keys rise with parts: where this one has none that the row sees, later ones have none.
       if (s.part[p % VECTORS].begin * UNIT >= seen) break;
-      places[lists] = place(block(own.group, p), s.slot, vector(s, p), row);
-      DataCopyPad(ub_.sizes[8 * lists], sizes_[places[lists] + Tiles::SIZE_AT],
+      places[lists.count] = place(block(own.group, p), s.slot, vector(s, p), row);
+      DataCopyPad(ub_.sizes[8 * lists.count], sizes_[places[lists.count] + Tiles::SIZE_AT],
                   DataCopyExtParams(1, sizeof(int32_t), 0, 0, 0), DataCopyPadExtParams<int32_t>());
-      ++lists;
+      lists.part[lists.count++] = p;
     }
     SetFlag<HardEvent::MTE2_S>(EVENT_ID0);
     WaitFlag<HardEvent::MTE2_S>(EVENT_ID0);
-    for (int32_t i = 0; i < lists; ++i) {
-      lengths[i] = uint16_t(ub_.sizes.GetValue(8 * i));
+    for (int32_t i = 0; i < lists.count; ++i) {
+      lists.length[i] = uint16_t(ub_.sizes.GetValue(8 * i));
       DataCopy(ub_.pieces[i * LIST], lists_[places[i] + Tiles::MERGED_AT],
-               round_up(2 * lengths[i], 8));
+               round_up(2 * lists.length[i], 8));
     }
     SetFlag<HardEvent::S_MTE2>(EVENT_ID0);
     WaitFlag<HardEvent::S_MTE2>(EVENT_ID0);
-    return lists;
   }
 
-  // Cuts the loaded lists before the first record below `least`; at least one record stays.
-  __aicore__ void shorten(float least, int32_t lists, uint16_t* lengths) const {
+  // Cuts lists of single parts before the first record below `least`; at least one record stays.
+  // SAMPLED records of each are loaded; the others follow where they may be needed.
+  __aicore__ void shorten(const Segment& own, int32_t row, float least, Lists& lists) const {
     SetFlag<HardEvent::MTE2_S>(EVENT_ID1);
     WaitFlag<HardEvent::MTE2_S>(EVENT_ID1);
-    for (int32_t i = 0; i < lists; ++i) {
-      int32_t low = 1, high = lengths[i];  // the answer lies in low … high
-      while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (ub_.pieces.GetValue(i * LIST + 2 * middle) >= least) {
+    bool more = false;
+    int32_t high[4];
+    for (int32_t i = 0; i < lists.count; ++i) {
+      high[i] = smaller(lists.length[i], SAMPLED);
+      if (high[i] == lists.length[i] || score(i, SAMPLED - 1) < least) continue;
+      const int32_t p = lists.part[i];
+      const Segment s = segment(own.group, p);
+      high[i] = lists.length[i];
+      DataCopy(ub_.pieces[i * LIST + 2 * SAMPLED],
+               lists_[place(block(own.group, p), s.slot, vector(s, p), row) + 2 * SAMPLED],
+               round_up(2 * (lists.length[i] - SAMPLED), 8));
+      more = true;
+    }
+    if (more) {
+      SetFlag<HardEvent::MTE2_S>(EVENT_ID2);
+      WaitFlag<HardEvent::MTE2_S>(EVENT_ID2);
+    }
+    for (int32_t i = 0; i < lists.count; ++i) {
+      int32_t low = 1;  // the answer lies in low … high
+      while (low < high[i]) {
+        const int32_t middle = (low + high[i]) / 2;
+        if (score(i, middle) >= least) {
           low = middle + 1;
         } else {
-          high = middle;
+          high[i] = middle;
         }
       }
-      lengths[i] = uint16_t(low);
+      lists.length[i] = uint16_t(low);
     }
     SetFlag<HardEvent::S_MTE2>(EVENT_ID1);
     WaitFlag<HardEvent::S_MTE2>(EVENT_ID1);
   }
 
-  __aicore__ int32_t merge_loaded(int32_t lists, const uint16_t* lengths,
-                                  const LocalTensor<float>& to) const {
+  // Cuts the loaded lists so that the `size` best of all records stay, of equal ones those of the
+  // earlier list. Where every list offers its next n records, n lists or fewer being `size` or
+  // fewer, the one whose last offered record is the best gives them: fewer than `size` are better.
+  __aicore__ void take_best(int32_t size, Lists& lists) const {
+    SetFlag<HardEvent::MTE2_S>(EVENT_ID3);
+    WaitFlag<HardEvent::MTE2_S>(EVENT_ID3);
+    int32_t taken[4] = {0, 0, 0, 0};
+    while (size > 0) {
+      const int32_t step = larger(1, size / lists.count);
+      int32_t best = -1, given = 0;
+      float highest = LOWEST;
+      for (int32_t i = 0; i < lists.count; ++i) {
+        const int32_t n = smaller(step, lists.length[i] - taken[i]);
+        if (n == 0) continue;
+        const float last = score(i, taken[i] + n - 1);
+        if (best >= 0 && last <= highest) continue;
+        best = i;
+        given = n;
+        highest = last;
+      }
+      if (best < 0) break;
+      taken[best] += given;
+      size -= given;
+    }
+    for (int32_t i = 0; i < lists.count; ++i) lists.length[i] = uint16_t(taken[i]);
+    SetFlag<HardEvent::S_MTE2>(EVENT_ID2);
+    WaitFlag<HardEvent::S_MTE2>(EVENT_ID2);
+  }
+  __aicore__ float score(int32_t list, int32_t record) const {
+    return ub_.pieces.GetValue(list * LIST + 2 * record);
+  }
+
+  __aicore__ int32_t merge_loaded(const Lists& lists, const LocalTensor<float>& to) const {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
     int32_t size = 0;
-    for (int32_t i = 0; i < lists; ++i) size += lengths[i];
+    for (int32_t i = 0; i < lists.count; ++i) size += lists.length[i];
     size = smaller(size, work_.tiling.count);
     const LocalTensor<float> from = ub_.pieces;
     LocalTensor<float> merged = from;
-    if (lists > 1) {
+    if (lists.count > 1) {
       merged = ub_.four;
       MrgSort(merged, {from, from[LIST], from[2 * LIST], from[3 * LIST]},
-              MrgSort4Info(lengths, false, (1 << lists) - 1, 1));
+              MrgSort4Info(lists.length, false, (1 << lists.count) - 1, 1));
       PipeBarrier<PIPE_V>();
     }
     DataCopy(to, merged, round_up(2 * size, 8));

@@ -52,6 +52,15 @@ class Work {
     const Span k = span(key_lengths_, tiling.key_form, tiling.key_tokens, number);
     return {q, k.end - k.begin, k.begin};
   }
+  // Keys that a row of the request sees.
+  __aicore__ int32_t visible(const Request& r, int32_t row) const {
+    return tiling.causal ? larger(0, r.keys - (r.rows.end - row) + 1) : r.keys;
+  }
+  // Whether the results of rows that see so many keys or fewer are known without scores: nothing,
+  // or all keys in ascending order.
+  __aicore__ bool known(int32_t visible) const {
+    return visible == 0 || (!tiling.by_score && visible <= tiling.count);
+  }
 
   const Tiling tiling;
   const int32_t unit;
@@ -69,7 +78,7 @@ class Work {
   GlobalTensor<int32_t> query_lengths_, key_lengths_;
 };
 
-// The groups that see a key, in order.
+// The groups that need scores, in order.
 class Groups {
  public:
   __aicore__ explicit Groups(const Work& work) : work_(work) {}
@@ -93,7 +102,7 @@ class Groups {
       group.rows = smaller(tiling.group, left);
       group.seen = tiling.causal ? group.keys - left + 1 : group.keys;
       const int32_t most = group.visible(group.rows - 1);
-      if (most > 0) {
+      if (!work_.known(most)) {
         group.units = (most + work_.unit - 1) / work_.unit;
         return true;
       }
@@ -146,7 +155,7 @@ struct Segment {
   Span units;
   Span part[VECTORS];  // of each AIV; all of them where the AIVs do not halve them
   bool halved;
-  int32_t steps;
+  int32_t step, steps;  // units that an AIV takes at once, and how often
   int32_t slot;        // of its partial lists: 0 if it begins where the block's share begins
 };
 
@@ -161,7 +170,9 @@ __aicore__ inline Segment segment_of(const Group& group, const Shares& shares, i
   const int32_t middle = s.units.begin + (s.units.end - s.units.begin + 1) / 2;
   s.part[0] = {s.units.begin, s.halved ? middle : s.units.end};
   s.part[1] = {s.halved ? middle : s.units.begin, s.units.end};
-  s.steps = (s.part[0].end - s.part[0].begin + step - 1) / step;
+  // Half steps where the row's other keys wait for the last ones: less is left to do after them.
+  s.step = s.halved ? larger(1, step / 2) : step;
+  s.steps = (s.part[0].end - s.part[0].begin + s.step - 1) / s.step;
   s.slot = group.base + s.units.begin == share.begin ? 0 : 1;
   return s;
 }

@@ -30,7 +30,8 @@ class Selection {
   }
 
   // ub.scores holds n scores of positions first, first + 1, …, none of them NaN, then -infinity.
-  __aicore__ void add(int32_t row, int32_t first, int32_t n) {
+  // `settle`: sort them at once while there are fewer than `count`, since there is time.
+  __aicore__ void add(int32_t row, int32_t first, int32_t n, bool settle) {
     Row& r = rows_[row];
     if (r.used + KEYS > TOP) flush(row);
     const LocalTensor<float> values = ub_.values[row * TOP + r.used];
@@ -42,7 +43,7 @@ class Selection {
       r.used += whole;
       r.waiting += n;
       PipeBarrier<PIPE_V>();
-      flush(row);  // so that little is left to sort when the last tile has come
+      if (settle) flush(row);
       return;
     }
     CreateVecIndex(ub_.ramp, first, KEYS);

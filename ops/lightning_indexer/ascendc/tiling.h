@@ -57,7 +57,7 @@ struct Tiles {
   // Partial lists of a block: of the rows that it shares with the block before it and after it.
   // Each place holds a list, a merged list, samples and the merged list's size, in words.
   static constexpr int32_t LISTS = 2 * VECTORS * ROWS_PER_VECTOR;
-  static constexpr int32_t LIST = 2 * TOP, SAMPLES = TOP >= 8 * SAMPLE_STEP ? 8 : TOP / SAMPLE_STEP;
+  static constexpr int32_t LIST = 2 * TOP, SAMPLES = TOP >= 512 ? 8 : TOP / 64;
   static constexpr int32_t MERGED_AT = LIST, SAMPLES_AT = 2 * LIST;
   static constexpr int32_t SIZE_AT = SAMPLES_AT + 8 * SAMPLES, PLACE = SIZE_AT + 8;
 

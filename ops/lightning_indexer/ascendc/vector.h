@@ -24,7 +24,7 @@ class VectorSide {
         results_(ub_, work.tiling, indices) {}
 
   __aicore__ void run() {
-    empty_rows();
+    other_rows();
     expect();
     const int32_t most = merge_.most_parts();
     for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
@@ -39,7 +39,10 @@ class VectorSide {
         }
       }
     }
-    for (int32_t stride = 1; stride < most; stride *= 4) {
+    // By score all lists become one, otherwise four or fewer.
+    const int32_t fewest = work_.tiling.by_score ? 1 : 4;
+    int32_t stride = 1;
+    for (; fewest * stride < most; stride *= 4) {
       SyncAll();
       for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
         merge_level(segments.segment, stride);
@@ -48,7 +51,7 @@ class VectorSide {
     if (most == 1 || work_.tiling.by_score) return;
     SyncAll();
     for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
-      write_parts(segments.segment);
+      write_parts(segments.segment, stride);
     }
   }
 
@@ -62,31 +65,39 @@ class VectorSide {
     if (s.group.rows == 1) return s.group.first % VECTORS == vector_ ? 1 : 0;
     return vector_ == 0 ? (s.group.rows + 1) / 2 : s.group.rows / 2;
   }
+  // Steps in which this AIV has keys.
+  __aicore__ int32_t steps(const Segment& s) const {
+    const Span part = s.part[vector_];
+    return (part.end - part.begin + s.step - 1) / s.step;
+  }
   __aicore__ int32_t keys(const Segment& s, int32_t step) const {
     const Span part = s.part[vector_];
-    const int32_t begin = (part.begin + step * STEP) * UNIT;
+    const int32_t begin = (part.begin + step * s.step) * UNIT;
     const int32_t end = smaller(part.end * UNIT, s.group.visible(s.group.rows - 1));
-    return smaller(KEYS, end - begin);
+    return smaller(s.step * UNIT, end - begin);
   }
 
-  // Rows that no group has.
-  __aicore__ void empty_rows() const {
+  // Rows of no request, and those whose results are known.
+  __aicore__ void other_rows() const {
     const Tiling& tiling = work_.tiling;
     const int32_t all = int32_t(GetBlockNum()) * VECTORS, own = int32_t(GetBlockIdx());
     int32_t done = 0;
-    for (int32_t number = 0; number <= tiling.requests; ++number) {
-      int32_t begin = tiling.rows, seeing = tiling.rows, end = tiling.rows;
-      if (number < tiling.requests) {
-        const Request r = work_.request(number);
-        begin = r.rows.begin;
-        end = r.rows.end;
-        const int32_t n = end - begin;
-        seeing = r.keys == 0 ? end : tiling.causal ? end - smaller(n, r.keys) : begin;
+    for (int32_t number = 0; number < tiling.requests; ++number) {
+      const Request r = work_.request(number);
+      int32_t until = r.rows.begin;
+      while (until < r.rows.end) {
+        const int32_t next = smaller(until + tiling.group, r.rows.end);
+        if (!work_.known(work_.visible(r, next - 1))) break;
+        until = next;
       }
-      // Rows done … begin belong to no request, rows begin … seeing see nothing.
-      results_.write_nothing(done + own, seeing, all);
-      done = end;
+      // A group may begin with rows that see nothing.
+      while (until < r.rows.end && work_.visible(r, until) == 0) ++until;
+      for (int32_t row = done + (own + all - done % all) % all; row < until; row += all)
+        results_.write_first(row, row < r.rows.begin ? 0 : work_.visible(r, row));
+      done = r.rows.end;
     }
+    for (int32_t row = done + (own + all - done % all) % all; row < tiling.rows; row += all)
+      results_.write_first(row, 0);
   }
 
   __aicore__ void expect() {
@@ -94,10 +105,8 @@ class VectorSide {
     for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
       const Segment& s = segments.segment;
       steps_left_ += s.steps;
-      const Span part = s.part[vector_];
-      const int32_t mine = (part.end - part.begin + STEP - 1) / STEP;
-      tiles += rows(s) > 0 ? mine : 0;
-      pieces += mine * rows(s) * (work_.tiling.heads / Buffers<Tiles>::HEADS);
+      tiles += rows(s) > 0 ? steps(s) : 0;
+      pieces += steps(s) * rows(s) * (work_.tiling.heads / Buffers<Tiles>::HEADS);
     }
     scores_.expect(tiles, pieces);
   }
@@ -108,7 +117,10 @@ class VectorSide {
     for (int32_t i = 0; i < rows(s); ++i) selection_.begin(i);
     for (int32_t step = 0; step < s.steps; ++step, ++steps_) {
       CrossCoreWaitFlag(READY);
-      const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * STEP) * UNIT;
+      // Little shall be left to sort when the last keys have come; int8 keys do so soon after those
+      // before them.
+      const bool settle = s.halved && (!Scores<Score, Tiles>::QUANT || step + 2 != steps(s));
+      const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * s.step) * UNIT;
       if (n > 0 && rows(s) > 0) {
         if constexpr (Scores<Score, Tiles>::QUANT) scores_.load_scales(s.group, position, n);
         const int32_t buffer_row = s.halved ? vector_ * heads : first * heads;
@@ -117,7 +129,7 @@ class VectorSide {
         for (int32_t i = 0; i < rows(s); ++i) {
           const int32_t seen = smaller(n, s.group.visible(first + i) - position);
           scores_.row(i, at + int64_t(i) * heads * KEYS, n, seen);
-          if (seen > 0) selection_.add(i, position, seen);
+          if (seen > 0) selection_.add(i, position, seen, settle);
         }
       }
       if (--steps_left_ >= Tiles::BUFFERS) CrossCoreSetFlag<2, PIPE_MTE2>(FREE);
@@ -141,16 +153,16 @@ class VectorSide {
   }
 
   // Ascending rows of several parts: the AIV of each part sorts what is its own.
-  __aicore__ void write_parts(const Segment& s) {
+  __aicore__ void write_parts(const Segment& s, int32_t stride) {
     const int32_t parts = merge_.parts(s.group);
     if (parts == 1) return;
     for (int32_t i = 0; i < rows(s); ++i) {
       const int32_t row = first_row(s) + i;
-      const int32_t size =
-          merge_.load_result(s, i, s.group.visible(row), selection_.best(0));
-      if (size == 0) continue;
-      results_.write_part(s.group.first + row, selection_.best(0), size, merge_.positions(s),
-                          merge_.part(s) == parts - 1);
+      const int32_t seen = s.group.visible(row);
+      if (seen == 0) continue;
+      const auto choice = merge_.choose(s, i, seen, stride);
+      results_.write_part(s.group.first + row, choice.list, choice.size, choice.before,
+                          merge_.positions(s), merge_.part(s) == parts - 1);
     }
   }
 

@@ -101,7 +101,7 @@ class CubeInput {
     const LocalTensor<T> to = piece(tile, tile.blocks);
     const int32_t id = place(tile, tile.blocks);
     bool waited = false;
-    const int32_t rows = keys_.take(S::ROWS, [&](int64_t flat, int32_t count, int64_t step, int32_t at) {
+    const auto copy = [&](int64_t flat, int32_t count, int64_t step, int32_t at) {
       if (!waited) {
         if (query_first()) load_query(0);
         take_piece(id);
@@ -112,7 +112,8 @@ class CubeInput {
       if (t_.width > S::LATENT)
         copy_rows(to[S::LATENT * S::ROWS + at * 16], key_rope_[uint64_t(flat) * t_.key_rope_row],
                   count, S::ROPE, step * t_.key_rope_row);
-    });
+    };
+    const int32_t rows = keys_.take(S::ROWS, copy);
     if (rows > 0) SetFlag<HardEvent::MTE2_MTE1>(id);
     return rows;
   }

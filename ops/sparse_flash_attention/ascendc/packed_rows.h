@@ -22,7 +22,11 @@ class PackedRows {
 
   // `at`: BYTES of UB of its own; `wide`: WIDE_BYTES that nobody needs during unpack().
   __aicore__ inline PackedRows(const Arguments& a, const Tiling& t, uint32_t at, uint32_t wide)
-      : t_(t), keys_(t, a, REACH / t.key_row), at_(at), wide_(wide), sub_(int32_t(GetSubBlockIdx())) {
+      : t_(t),
+        keys_(t, a, REACH / t.key_row),
+        at_(at),
+        wide_(wide),
+        sub_(int32_t(GetSubBlockIdx())) {
     packed_.SetGlobalBuffer((__gm__ int8_t*)a.key);
   }
 

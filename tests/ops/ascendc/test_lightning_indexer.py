@@ -102,6 +102,11 @@ SCENES = {
         weights=torch.bfloat16,
         by_score=True,
     ),
+    # One unit per block, so that its second AIV has no keys: merged lists, and lists of parts.
+    "thin": Scene((1, 1), (40, 110), blocks=10, count=20),
+    "thin_parts": Scene((1, 1), (32, 32), blocks=4, count=20),
+    # Rows that see no more than they get, rows of no request.
+    "known": Scene((3, 5, 1), (60, 90, 64), blocks=2, page=16, count=64),
     "one_block": Scene((3, 4), (900, 600), 1, heads=32, count=128),
     "wide": Scene((2, 1), (260, 800), 4, heads=64, count=1, causal=False),
     "int8_direct": Scene((3, 1), (300, 450), 2, heads=48, dtype=INT8, by_score=True),

@@ -73,8 +73,9 @@ class Scene:
         requests = Queries(starts, [q for q, _ in self.requests], tokens)
         indices = self._indices(gen)
         return {
-            "kind": self.kind, "query": queries, "key": parts, "indices": indices, "scale": self.scale,
-            "block": self.block, "requests": requests, "keys": keys, "causal": self.causal,
+            "kind": self.kind, "query": queries, "key": parts, "indices": indices,
+            "scale": self.scale, "block": self.block, "requests": requests, "keys": keys,
+            "causal": self.causal,
         }  # fmt: skip
 
     def _keys(self, rows: list[Tensor], gen: torch.Generator) -> tuple[Tensor, Keys]:
