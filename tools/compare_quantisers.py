@@ -43,6 +43,7 @@ GOALS = {
     ("llm-compressor", "w8a8"): 0.9,
 }
 _REFERENCE = "bf16"
+_MARGIN = 1.1
 # As deep as GLM-5, random, 139 M parameters; nothing is trained, so its KL says little by itself.
 DEPTH_TRUE = "tiny78"
 _DEPTH_TRUE: dict[str, Any] = {
@@ -61,7 +62,11 @@ _DEPTH_TRUE: dict[str, Any] = {
 
 
 def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int, shared: Row) -> list[Row]:
-    """One row per contestant: its metrics, or why it has none."""
+    """One row per contestant: its metrics, or why it has none.
+
+    Variants of a peer are screened first, on a tenth of the windows; only those close to its best
+    are measured on all.
+    """
     rows: dict[str, Row] = {}
     folders: dict[str, Path] = {}
     for contestant in wanted:
@@ -73,17 +78,46 @@ def measure(shop: Workshop, wanted: Sequence[Contestant], tokens: int, shared: R
             note(f"skipped {contestant.name}: {reason}")
             continue
         row |= {"cost": asdict(cost), "schemes": _schemes(folder, shop.source)}
-        record = shop.work / f"{contestant.name}.scores-{tokens}.json"
-        if record.is_file():
-            row |= json.loads(record.read_text(encoding="utf-8"))
-        else:
-            folders[contestant.name] = folder
-    for name, found in _evaluated(shop.source, folders, tokens).items():
-        record = shop.work / f"{name}.scores-{tokens}.json"
-        measured = {key: shared[key] for key in ("commit", "dirty")}
-        record.write_text(json.dumps(measured | found), encoding="utf-8")
-        rows[name] |= found
+        folders[contestant.name] = folder
+    screened = _recorded(shop, folders, tokens // 10, shared)
+    names = _close_to_best(rows, screened)
+    measured = _recorded(shop, {name: folders[name] for name in names}, tokens, shared)
+    for name, found in screened.items():
+        rows[name]["screened"] = {"tokens": tokens // 10, "kl_mean": _mean_kl(found)}
+        rows[name] |= measured.get(name, {})
     return list(rows.values())
+
+
+def _recorded(
+    shop: Workshop, folders: Mapping[str, Path], tokens: int, shared: Row
+) -> dict[str, Row]:
+    """Scores on ``tokens`` tokens by name: from an earlier run in the same folder, or new."""
+    files = {name: shop.work / f"{name}.scores-{tokens}.json" for name in folders}
+    missing = {name: path for name, path in folders.items() if not files[name].is_file()}
+    for name, found in _evaluated(shop.source, missing, tokens).items():
+        when = {key: shared[key] for key in ("commit", "dirty")}
+        files[name].write_text(json.dumps(when | found), encoding="utf-8")
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
+
+
+def _close_to_best(rows: Mapping[str, Row], screened: Mapping[str, Row]) -> list[str]:
+    """Ours, and of every peer and scheme what is within the margin, one of equal results."""
+    best: dict[tuple[str, str], float] = {}
+    for name, found in screened.items():
+        key = rows[name]["tool"], rows[name]["scheme"]
+        best[key] = min(_mean_kl(found), best.get(key, math.inf))
+    kept: list[str] = []
+    for name, found in screened.items():
+        key = rows[name]["tool"], rows[name]["scheme"]
+        is_copy = any(found["window_kl"] == screened[other]["window_kl"] for other in kept)
+        if key[0] == OURS or (_mean_kl(found) <= _MARGIN * best[key] and not is_copy):
+            kept.append(name)
+    return kept
+
+
+def _mean_kl(found: Row) -> float:
+    value: float = found["metrics"]["kl_mean"]["value"]
+    return value
 
 
 def _evaluated(source: Path, folders: Mapping[str, Path], tokens: int) -> dict[str, Row]:

@@ -17,7 +17,7 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.heldout import HELDOUT_PACKAGES
 from glm5_ascend.simulator.model import OfflineModel
 from tests.support.tiny_model import write_tiny
-from tools.compare_quantisers import GOALS, ratio, verdicts
+from tools.compare_quantisers import GOALS, _close_to_best, ratio, verdicts
 from tools.peers import inside_patches
 from tools.peers.container import _require_same_values, from_compressed_tensors, weights
 from tools.peers.contestants import OURS, Contestant, Skipped, Workshop, contestants
@@ -139,6 +139,18 @@ def test_other_schemes_are_no_pass() -> None:
     assert (found["same_schemes"], found["reached"]) == (False, False)
 
 
+def test_only_what_is_close_to_a_peers_best_is_measured_in_full() -> None:
+    found = {
+        "ours": row(OURS, "w4a8", 9.0),
+        "best": row("x", "w4a8", 1.0),
+        "close": row("x", "w4a8", 1.05),
+        "copy": row("x", "w4a8", 1.0),
+        "far": row("x", "w4a8", 1.2),
+        "other scheme": row("x", "w8a8", 5.0),
+    }
+    assert _close_to_best(found, found) == ["ours", "best", "close", "other scheme"]
+
+
 def test_ratio_is_paired() -> None:
     """Windows of very different difficulty, all halved: the interval has no width."""
     peer = np.arange(1.0, 101.0)
@@ -197,13 +209,16 @@ def test_table_says_skipped_missed_and_not_shown() -> None:
         "kl_p99": {"value": 1.0},
         "top1_agreement": {"value": 0.9},
     }
+    rest = {key: value for key, value in row("y", "w4a8", 2.0).items() if key != "metrics"}
     rows: list[dict[str, Any]] = [
         {**row(OURS, "w4a8", 0.5), "variant": "v", "metrics": metrics, "cost": {"cpu_s": 3}},
         {**row("x", "w4a8", 1.0), "variant": "v", "skipped": "no wheel", "version": "1"},
+        {**rest, "variant": "v", "screened": {"tokens": 512, "kl_mean": 2}, "cost": {"cpu_s": 1}},
         {"kind": "goal", "tool": "x", "scheme": "w4a8", "goal": 0.75, "missing": "x"},
     ]
     found = markdown([{**shared, "text": text, "command": "python", **r} for r in rows])
     assert "0.50000 [0.40000, 0.60000]" in found
     assert "skipped: no wheel" in found
+    assert "2.00000 on 512 tokens" in found
     assert "NOT SHOWN: no result of x" in found
     assert "reached" not in found
