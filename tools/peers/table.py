@@ -37,8 +37,8 @@ def markdown(rows: Sequence[Row]) -> str:
         "",
         f"Mean KL to BF16 on {text['tokens']:,} tokens of {text['name']} (in {text['windows']}"
         " windows; 95 % bootstrap intervals over them, paired for ratios), weights and activations"
-        " quantised as the NPU does, the same scheme for every matrix of the main model. Variants of"
-        " a peer 10 % behind its best, or equal to another, stand on a tenth. Measured:"
+        " quantised as the NPU does, the same scheme for every matrix of the main model. Variants"
+        " of a peer 10 % behind its best, or equal to another, stand on a tenth. Measured:"
         f" {row['hardware']}, CPU emulation, no NPU; {row['date'][:10]}, commit"
         f" {row['commit'][:12]}{' with local changes' if row['dirty'] else ''}; rows of"
         f" `{ROWS.relative_to(ROOT)}`, made by `{row['command']}`. Peers run unchanged but for the"
