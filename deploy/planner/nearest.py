@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from glm5_ascend.deploy.performance.measured import Measurement, measurements
 from glm5_ascend.deploy.performance.parameters import Parameters
@@ -48,9 +49,13 @@ def nearest(targets: Targets, point: Point, parameters: Parameters) -> Nearest:
         if row.kind == "serving" and not row.uncounted and "tokens_per_s" in row.measured
     ]
     row = min(rows, key=lambda item: _distance(targets, point, item))
-    value = row.predict(parameters)["tokens_per_s"]
-    error = value / row.measured["tokens_per_s"] - 1
-    return Nearest(row, _distance(targets, point, row), error)
+    return Nearest(row, _distance(targets, point, row), _error(row.name, parameters))
+
+
+@cache
+def _error(name: str, parameters: Parameters) -> float:
+    row = measurements()[name]
+    return row.predict(parameters)["tokens_per_s"] / row.measured["tokens_per_s"] - 1
 
 
 def _distance(targets: Targets, point: Point, row: Measurement) -> float:

@@ -18,7 +18,7 @@ from glm5_ascend.deploy.planner.targets import Targets
 
 # A prefill group is not loaded beyond this: queues in front of it grow without end.
 _MOST_BUSY = 0.9
-_REQUESTS_PER_SEQUENCE, _MOST_REQUESTS, _LEAST_REQUESTS = 4, 1024, 32
+_REQUESTS_PER_SEQUENCE, _MOST_REQUESTS, _LEAST_REQUESTS = 4, 512, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,15 @@ def search(
             rejected["TTFT above the limit"] += 1
         else:
             good.append(point)
-    chosen = _distinct(sorted(good, key=lambda p: -p.throughput), 2 * top)
-    simulated = [_simulated(targets, point, parameters, index_every) for point in chosen]
-    met = [point for point in simulated if _meets(targets, point)]
-    rejected["limits missed in the simulation"] += len(simulated) - len(met)
+    met: list[Point] = []
+    for point in _distinct(sorted(good, key=lambda p: -p.throughput), 2 * top):
+        found = _simulated(targets, point, parameters, index_every)
+        if _meets(targets, found):
+            met.append(found)
+        else:
+            rejected["limits missed in the simulation"] += 1
+        if len(met) == top:
+            break
     met.sort(key=lambda p: -p.values[0])
     close = sorted(points, key=lambda p: max(p.tpot / targets.tpot, p.ttft / targets.ttft))
     return Search(
