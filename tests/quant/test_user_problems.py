@@ -1,8 +1,8 @@
 """Problems that users of other tools reported with GLM checkpoints; numbers of our list of 23.
 
-Here are those about checkpoints: 1 to 6, 10, 11, 15 to 17, 19, 21 and 23. The others are about
-calibration (13, and 16 and 17 with GPTQ), memory of a long run (12, 14, 18, 22), kernels and
-sampling (7 to 9) and one engine's loader (20), and have tests where those are.
+Here are those about checkpoints: 1 to 6, 10 to 12, 15 to 17, 19, 21 to 23. The others are about
+calibration (13, and 16 and 17 with GPTQ), memory of a calibration (14, 18), kernels and sampling (7
+to 9) and one engine's loader (20), and have tests where those are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.cli import cli
+from glm5_ascend.config import Glm5Config
 from glm5_ascend.engine_releases import find_release
+from glm5_ascend.quant import dry_run
+from glm5_ascend.quant.plan import make_plan
+from glm5_ascend.quant.recipe_file import preset
 from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.verify import VerifyOptions, run
 from tests.quant import damage
 from tests.quant.conftest import json_of, nearly_equal, quantize, tensors_of
 from tests.support.ascend import unpack_int4
 from tests.support.tiny_model import write_tiny
+from tools.kill import runs as memory
 
 MTP = "model.layers.4."
 COPIES = (f"{MTP}embed_tokens.weight", f"{MTP}shared_head.head.weight")
@@ -147,6 +152,38 @@ def test_11_without_rotation(source: Path, tmp_path: Path) -> None:
     assert "rot.weight" not in tensors_of(out)
     assert json_of(out / "quant_model_description.json")["is_rot_used"] is False
     assert rules(out, full=True) == []
+
+
+def test_12_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
+    """msmodelslim !590: out of memory, references to float weights being kept."""
+    peaks = []
+    for layers in (4, 24):
+        config = {"num_hidden_layers": layers, "moe_intermediate_size": 1024}
+        source = write_tiny(tmp_path / f"source-{layers}", style="5.1", head_dim=16, **config)
+        out = tmp_path / f"out-{layers}"
+        words = ["quantize", str(source), str(out), "--scheme", "w4a8"]
+        done = memory.run(words, out, tmp_path / "log", None)
+        assert done.code == 0, done.errors
+        peaks.append(done.peak_bytes)
+    one_layer = sum(
+        tensor.numel() * 4
+        for name, tensor in tensors_of(source).items()
+        if name.startswith("model.layers.5.")
+    )
+    # Twenty layers more; even one float copy of each would be twenty times this.
+    assert one_layer > 5 << 20
+    assert peaks[1] - peaks[0] < 2 * one_layer
+
+
+def test_22_the_whole_model_is_never_in_memory() -> None:
+    """ModelOpt #909: out of memory on B200, all weights being loaded at once."""
+    raw = json_of(Path(__file__).parents[1] / "data" / "configs" / "GLM-5.2.json")
+    plan = make_plan(Glm5Config.from_dict(raw, source="GLM-5.2"), preset("w4a8"))
+    assert plan.nbytes > 400e9
+    # The largest step is a vocabulary matrix, of which there are four.
+    for workers in (1, 2, 4):
+        needed = workers * dry_run._worker_bytes(plan, kernels=True)
+        assert needed < (4 << 30) + workers * (3 << 29)
 
 
 def test_15_int4_takes_half_the_bytes_of_int8(w4a8: Path, w8a8: Path, tmp_path: Path) -> None:

@@ -88,16 +88,24 @@ def run(words: Sequence[str], destination: Path, log: Path, kill_after: float | 
 
 
 def tree_bytes(root: int) -> int:
-    """Anonymous and shared memory of a process and all below it, in bytes."""
-    total, waiting = 0, [root]
+    """Anonymous and shared memory of a process and all below it, in bytes.
+
+    A child that is about to start another program still has its parent's memory (``vfork``) and
+    its parent's command line, by which it is told and left out.
+    """
+    total, waiting = 0, [(root, b"")]
     while waiting:
-        pid = waiting.pop()
+        pid, above = waiting.pop()
         try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if words == above:
+                continue
             for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                 if line.startswith(_KEYS):
                     total += int(line.split()[1]) << 10
             for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
+                children = (task / "children").read_text().split()
+                waiting += [(int(child), words) for child in children]
         except (OSError, ValueError):
             continue
     return total
