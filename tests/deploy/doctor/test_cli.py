@@ -1,0 +1,48 @@
+"""The command: exit codes, JSON, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from glm5_ascend.cli import cli
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *words])
+
+
+def test_log(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("RuntimeError: Can not support soc_version: 104.\n")
+    done = run("--log", str(log), "--json")
+    assert done.exit_code == 1
+    (cause,) = json.loads(done.stdout)["causes"]
+    assert (cause["name"], cause["line"]) == ("soc", 1)
+    log.write_text("all is well\n")
+    done = run("--log", str(log))
+    assert done.exit_code == 0
+    assert "no known failure" in done.stdout
+
+
+def test_this_machine() -> None:
+    rows = json.loads(run("--json").stdout)["results"]
+    by_check = {row["check"]: row for row in rows}
+    assert by_check["reachable"]["status"] == "pass"
+    assert by_check["chips"] == {
+        "check": "chips",
+        "host": "this machine",
+        "status": "skipped",
+        "detail": "no NPU device node",
+    }
+
+
+def test_wrong_words() -> None:
+    assert run("--nodes", "a;b").exit_code == 1
+    assert run("--for", "9.9").exit_code == 1
+    assert run("--port", "70000").exit_code == 2
+    missing = run("--log", "/no/such/file")
+    assert missing.exit_code == 1
+    assert "/no/such/file" in missing.stderr
