@@ -126,7 +126,10 @@ def inspect(directory: Path, as_json: bool) -> None:
     "--source", type=DIRECTORY, help="Checkpoint that DIR was made from; compare with it."
 )
 @click.option(
-    "--for", "engine", metavar="ENGINE", help="Such as vllm-ascend==0.30; all releases without it."
+    "--for",
+    "engine",
+    metavar="ENGINE",
+    help="Such as vllm-ascend==0.30, or sglang; all releases of vllm-ascend without it.",
 )
 @click.option("--manifest", is_flag=True, help="Compare every file with the manifest's SHA-256.")
 @click.option(
@@ -142,7 +145,8 @@ def verify_checkpoint(
     The engine leaves what it does not find uninitialised and says nothing. This looks at names,
     shapes, dtypes, description, index and configuration; with --sample, --full or --source also at
     the numbers, and with --source it measures the error of each weight. ENGINE is a release or a
-    series, of which the newest known release is taken. Exit code 1 if there is an error.
+    series, of which the newest known release is taken; sglang judges by what its documentation
+    lists for --quantization modelslim. Exit code 1 if there is an error.
 
     \b
     Example:
@@ -154,8 +158,10 @@ def verify_checkpoint(
     from glm5_ascend.engine_releases import find_release
     from glm5_ascend.quant.verify import VerifyOptions, run
 
-    release = None if engine is None else find_release(engine)
-    report = run(VerifyOptions(release=release, sample=sample, full=full, **options))
+    sglang = engine == "sglang"
+    release = None if engine is None or sglang else find_release(engine)
+    wanted = VerifyOptions(release=release, sample=sample, full=full, sglang=sglang, **options)
+    report = run(wanted)
     console.emit(report.as_dict(), report.as_text(), as_json=as_json)
     return int(report.exit_code)
 

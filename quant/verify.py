@@ -19,6 +19,8 @@ from glm5_ascend.verify.check import examine
 from glm5_ascend.verify.findings import judge
 from glm5_ascend.verify.folder import Folder
 from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.sglang import ENGINE as SGLANG
+from glm5_ascend.verify.sglang import judge_for_sglang
 
 _SEED = 5
 _DEFAULT_SAMPLE = 256
@@ -48,6 +50,7 @@ class VerifyOptions:
         directory: the checkpoint.
         source: what it was made from; None compares nothing.
         release: the engine; None judges for all.
+        sglang: judge for SGLang instead.
         manifest: compare files with the manifest's checksums.
         sample: read the values of so many weights, drawn with a fixed seed from all parts.
         full: read all values.
@@ -59,6 +62,7 @@ class VerifyOptions:
     manifest: bool = False
     sample: int | None = None
     full: bool = False
+    sglang: bool = False
 
 
 def run(options: VerifyOptions) -> Report:
@@ -86,10 +90,15 @@ def run(options: VerifyOptions) -> Report:
     return Report(
         directory=options.directory,
         release=options.release,
-        findings=judge(folder.conditions, options.release),
+        findings=(
+            judge_for_sglang(folder, schemes)
+            if options.sglang
+            else judge(folder.conditions, options.release)
+        ),
         tensors=len(folder.tensors),
         looked_at=" and ".join(looked),
         errors=errors,
+        engine=SGLANG if options.sglang else None,
     )
 
 

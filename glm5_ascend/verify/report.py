@@ -27,6 +27,7 @@ class Report:
         tensors: stored tensors.
         looked_at: what was read, in words.
         errors: relative error by part against the source, if one was given.
+        engine: name of an engine without releases; None where ``release`` tells.
     """
 
     directory: Path
@@ -35,6 +36,7 @@ class Report:
     tensors: int
     looked_at: str
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    engine: str | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -47,7 +49,7 @@ class Report:
         return {
             "schema": SCHEMA,
             "directory": str(self.directory),
-            "engine": None if self.release is None else self.release.text,
+            "engine": self.engine if self.release is None else self.release.text,
             "tensor_count": self.tensors,
             "looked_at": self.looked_at,
             "passed": self.exit_code is ExitCode.DONE,
@@ -57,7 +59,8 @@ class Report:
 
     def as_text(self) -> str:
         """A head line, the table of findings and one of errors."""
-        engine = "every vllm-ascend from 0.17" if self.release is None else str(self.release)
+        every = self.engine or "every vllm-ascend from 0.17"
+        engine = every if self.release is None else str(self.release)
         lines = [
             f"{one_line(str(self.directory))}: {self.tensors:,} tensors, {self.looked_at},"
             f" checked for {engine}"
