@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from glm5_ascend.cli import cli
 from glm5_ascend.env import VARIABLES
 from glm5_ascend.exit_codes import MEANINGS
+from glm5_ascend.quant.recipe_file import preset, preset_names
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -55,10 +56,17 @@ def _commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
             yield from _commands(command, *before, name)
 
 
+def presets() -> str:
+    """Markdown table of the quantiser's presets."""
+    rows = [f"| `{name}` | {preset(name).use_when} |" for name in preset_names()]
+    return "\n".join(["| `--scheme` | when |", "|---|---|", *rows]) + "\n"
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "environment": environment,
     "help": command_help,
+    "presets": presets,
 }
 
 
