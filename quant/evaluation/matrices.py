@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glm5_ascend.ascend_schemes import FLOAT
 from glm5_ascend.checkpoint import CheckpointReader
+from glm5_ascend.console import progress
 from glm5_ascend.quant.verify_source import Comparison
 from glm5_ascend.quant.verify_values import Values
 from glm5_ascend.verify.check import examine
@@ -58,15 +59,18 @@ def matrix_errors(directory: Path, source: Path) -> Errors | None:
         comparison = Comparison.start(reader, config, Values(folder), known)
         if comparison is None:
             return None
-        found: dict[str, dict[int, list[float]]] = {module: {} for module in _MODULES}
         chosen = {i * config.n_routed_experts // _EXPERTS for i in range(_EXPERTS)}
-        for name in folder.tensors:
-            place = _place(name, chosen)
-            if place is None:
-                continue
-            error = comparison.relative_error(name)
-            if error is not None:
-                found[place[0]].setdefault(place[1], []).append(error)
+        places = {name: _place(name, chosen) for name in folder.tensors}
+        total = sum(folder.tensors[name].nbytes for name, place in places.items() if place)
+        found: dict[str, dict[int, list[float]]] = {module: {} for module in _MODULES}
+        with progress("comparing matrices", total) as advance:
+            for name, place in places.items():
+                if place is None:
+                    continue
+                error = comparison.relative_error(name)
+                if error is not None:
+                    found[place[0]].setdefault(place[1], []).append(error)
+                advance(folder.tensors[name].nbytes)
     return {
         module: {layer: sum(errors) / len(errors) for layer, errors in sorted(layers.items())}
         for module, layers in found.items()
