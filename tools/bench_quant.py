@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
         text = README.read_text(encoding="utf-8")
         README.write_text(report.rendered(text, report.markdown(last_run(ROWS))), encoding="utf-8")
         return 0
-    source = provenance(["python", "-m", "tools.bench_quant", *argv])
+    source = provenance(["python", "-m", "tools.bench_quant"])
     try:
         rows = run()
     except BackendUnavailable as error:

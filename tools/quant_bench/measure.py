@@ -97,11 +97,11 @@ def reference(step: Step, folders: Sequence[Path], matrices: Mapping[str, Orthog
 def limits() -> dict[str, float]:
     """Bytes per second of copying memory (read and written together), hashing, writing, reading.
 
-    Writing and reading in processor time, since a disk takes no core; copying by the clock.
+    All in processor time: a disk takes no core, and neither do other processes.
     """
     source, target = np.ones(_BLOCK // 4, np.float32), np.empty(_BLOCK // 4, np.float32)
     np.copyto(target, source)
-    copies = [_timed(lambda: np.copyto(target, source))[1] for _ in range(7)]
+    copies = [_timed(lambda: np.copyto(target, source))[0] for _ in range(7)]
     data = target.view(np.uint8).data
     hashing = [_timed(lambda: hashlib.sha256(data).digest())[0] for _ in range(3)]
     with tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name:
