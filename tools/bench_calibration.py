@@ -218,7 +218,7 @@ def extrapolate(
     floor = {
         "attention": 2 * TOKENS * LAYERS * 173e6 / speed["int8"]
         + TOKENS * LAYERS * 2 * 64 * (576 + 512) * 1536 / speed["f32"],
-        "second moments": pairs * (hidden**2 + inner**2) / speed["f32"],
+        "second moments": pairs * (hidden**2 + inner**2) / speed["int8"],
         "factor": count * (hidden**3 + inner**3) / 3 / speed["f64"],
         "gptq": count * inner * hidden * (2 * hidden + inner) / speed["f32"],
         "expert forward": 2 * pairs * weights / speed["int8"],
