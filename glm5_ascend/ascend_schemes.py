@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from glm5_ascend.checkpoint import TensorSpec
+from glm5_ascend.checkpoint_inventory import TensorSpec
 from glm5_ascend.errors import CheckpointError
 
 FLOAT, W8A8, W8A8_DYNAMIC, W4A8_DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+
+from glm5_ascend import console
+from glm5_ascend.errors import ExitCode, Glm5Error
 
 
 class PathType(click.Path):
@@ -31,3 +37,50 @@ class Glm5Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+
+class Glm5Group(click.Group):
+    """A click group that reports every expected failure as ``error:`` and ``hint:`` lines."""
+
+    command_class = Glm5Command
+    owns_process = False
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run and exit; unexpected exceptions keep their traceback."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except Glm5Error as error:
+            console.report(error)
+            code = error.exit_code
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else "glm5-ascend"
+            console.report_lines(_voice(error.format_message()), f"see `{path} --help`")
+            code = ExitCode.USAGE
+        except click.ClickException as error:
+            console.report_lines(_voice(error.format_message()), "")
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt) as error:
+            if self.owns_process:
+                # The exit code is settled; a second Ctrl-C must not put a traceback behind it.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Click raises Abort from the KeyboardInterrupt, which may say what is done.
+            state = str(error.__cause__ or error)
+            console.note(f"interrupted: {state}" if state else "interrupted")
+            code = ExitCode.INTERRUPTED
+        except OSError as error:
+            # A file or directory of the user's that the work could not use.
+            if error.filename is None:
+                raise
+            console.report_lines(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
+                "check that it exists, and that you may read it (write it, if it is an output)",
+            )
+            code = ExitCode.INPUT
+        sys.exit(int(code or 0))
+
+
+def _voice(message: str) -> str:
+    """Click's sentences in the form of ours: one line, small first letter, no full stop."""
+    message = " ".join(message.split()).removesuffix(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -143,7 +143,6 @@ def run(options: QuantizeOptions) -> Summary:
     _require_torch()
     from glm5_ascend.quant import destination as place
     from glm5_ascend.quant import numa, stream
-    from glm5_ascend.quant.source_release import SourceRelease
 
     started = time.monotonic()
     source, destination = Path(options.source), Path(options.destination)
@@ -172,27 +171,8 @@ def run(options: QuantizeOptions) -> Summary:
     try:
         with ready:
             resumed = len(journal.done)
-            seen = None
-            if calibrated is None:
-                release = (
-                    SourceRelease(source, waiting, journal, hash_first=options.hash_source)
-                    if options.delete_source
-                    else None
-                )
-                stream.write_weights(
-                    source,
-                    plan,
-                    journal,
-                    options.workers,
-                    backend=options.backend,
-                    release=release,
-                    cpus=[node.cpus for node in placed],
-                )
-            else:
-                seen = calibrated.write(resume=options.resume)
-            stream.finish(source, texts, journal, hash_source=options.hash_source, calibration=seen)
-            if calibrated is not None:
-                calibrated.finish()
+            cpus = [node.cpus for node in placed]
+            _write(options, (plan, texts, journal, waiting), calibrated, cpus)
     except KeyboardInterrupt as error:
         done = f"{len(journal.done)} of {len(plan.shards)} files are complete"
         raise KeyboardInterrupt(f"{done}; the same command with --resume continues") from error
@@ -209,6 +189,39 @@ def run(options: QuantizeOptions) -> Summary:
         len(journal.released),
         numa.describe(nodes, placed) if options.numa else None,
     )
+
+
+def _write(
+    options: QuantizeOptions,
+    prepared: tuple[Plan, Mapping[str, bytes], Journal, Mapping[str, set[str]]],
+    calibrated: CalibratedRun | None,
+    cpus: Sequence[Collection[int]],
+) -> None:
+    """Everything that goes into the destination, which is ready."""
+    from glm5_ascend.quant import stream
+    from glm5_ascend.quant.source_release import SourceRelease
+
+    source = Path(options.source)
+    plan, texts, journal, waiting = prepared
+    hashes, seen = options.hash_source, None
+    if calibrated is None:
+        release = None
+        if options.delete_source:
+            release = SourceRelease(source, waiting, journal, hash_first=hashes)
+        stream.write_weights(
+            source,
+            plan,
+            journal,
+            options.workers,
+            backend=options.backend,
+            release=release,
+            cpus=cpus,
+        )
+    else:
+        seen = calibrated.write(resume=options.resume)
+    stream.finish(source, texts, journal, hash_source=hashes, calibration=seen)
+    if calibrated is not None:
+        calibrated.finish()
 
 
 def _earlier(options: QuantizeOptions, recipe: Recipe) -> Journal | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from glm5_ascend.checkpoint import TensorSpec
+from glm5_ascend.checkpoint_inventory import TensorSpec
 from glm5_ascend.errors import ConfigError
 
 # The loader sums this many partial sums of a down projection's scale_bias, one per slice of the

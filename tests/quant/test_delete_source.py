@@ -18,7 +18,7 @@ from safetensors import safe_open
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.cli import cli
 from glm5_ascend.errors import CheckpointError, DoesNotFit
-from glm5_ascend.quant import command, numa, source_release, work, workers
+from glm5_ascend.quant import command, source_release, work, workers
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.journal import JOURNAL
 from glm5_ascend.quant.plan import make_plan
@@ -354,54 +354,3 @@ def test_units(text: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run", stop)
     invoke("a", "b", "--scheme", "w8a8", "--shard-size", text)
     assert seen == [int(size)]
-
-
-# NUMA.
-
-
-def machine(directory: Path, **lists: str) -> Path:
-    for name, cpus in lists.items():
-        (directory / name).mkdir(parents=True)
-        (directory / name / "cpulist").write_text(cpus + "\n")
-    return directory
-
-
-def test_nodes_and_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
-    found = numa.nodes(machine(tmp_path, node0="0-3,8", node1="4-7,20-23", node2="", node3="99"))
-    assert [(node.number, sorted(node.cpus)) for node in found] == [
-        (0, [0, 1, 2, 3, 8]),
-        (1, [4, 5, 6, 7]),
-    ]
-    placed = numa.placement(found, 5)
-    assert [node.number for node in placed] == [0, 1, 0, 1, 0]
-    assert numa.describe(found, placed) == "NUMA: 5 workers pinned (node 0: 3, node 1: 2)"
-    one = numa.describe(found[:1], numa.placement(found[:1], 5))
-    assert one == "NUMA: one node, workers are not pinned"
-    assert "lists no nodes" in numa.describe([], [])
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_workers_run_on_their_nodes(
-    source: Path, tmp_path: Path, wanted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    nodes = [numa.Node(0, frozenset({first})), numa.Node(1, frozenset({second}))]
-    monkeypatch.setattr(numa, "nodes", lambda: nodes)
-    seen: set[frozenset[int]] = set()
-    receive = workers._Pool._receive
-
-    def watched(pool: Any, connection: Any) -> None:
-        receive(pool, connection)
-        seen.add(frozenset(os.sched_getaffinity(pool._workers[connection].pid)))
-
-    monkeypatch.setattr(workers._Pool, "_receive", watched)
-    out = tmp_path / "out"
-    summary = run(
-        QuantizeOptions(source, out, "w4a8", workers=2, numa=True, shard_bytes=SHARD_BYTES)
-    )
-    assert seen == {frozenset({first}), frozenset({second})}
-    assert summary.numa == "NUMA: 2 workers pinned (node 0: 1, node 1: 1)"
-    assert summary.numa in summary.as_text()
-    assert contents(out) == wanted
-    assert "--numa goes with --workers" in invoke("a", "b", "--scheme", "w8a8", "--numa").stderr
