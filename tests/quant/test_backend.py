@@ -14,8 +14,16 @@ from glm5_ascend.quant.backend import CPU, REFERENCE, Backend, chosen
 from glm5_ascend.quant.folding import Axis
 from glm5_ascend.quant.identity import require_same_job
 from glm5_ascend.quant.native import kernel, kernel_axis
+from glm5_ascend.quant.nearest import round_nearest
 from glm5_ascend.quant.packing import unpack_rows
-from glm5_ascend.quant.rotation import Orthogonal
+from glm5_ascend.quant.rotation import (
+    Orthogonal,
+    hadamard,
+    on_columns,
+    on_rows,
+    shifted_blocks,
+)
+from glm5_ascend.quant.rounding import round_int4, round_int8
 from tests.quant.conftest import nearly_equal, quantize, tensors_of
 from tests.quant.test_refusals import assert_refused, invoke
 
@@ -98,6 +106,17 @@ def test_a_device_takes_the_reference() -> None:
     assert chosen("reference", "cpu") == REFERENCE
     assert chosen(None, "npu").dtype == torch.float32
     assert chosen(None, "cuda").dtype == torch.float64
+
+
+def test_the_reference_stays_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device ``meta`` computes nothing, and refuses to meet a tensor of the CPU."""
+    monkeypatch.setattr(torch, "equal", lambda one, other: False)
+    matrices = {"R1": hadamard("R1", 96, 1), "R2": shifted_blocks("R2", 64, 1)}
+    weight = torch.randn(64, 96, device="meta")
+    turned = on_columns(weight, Axis((("R1", 96),)), matrices)
+    turned = on_rows(turned, Axis((("R2", 64),)), matrices)
+    for codes, scale in (round_int4(turned), round_int8(turned), round_nearest(turned, 4)):
+        assert {codes.device.type, scale.device.type} == {"meta"}
 
 
 def test_a_rotation_without_a_kernel_is_refused() -> None:
