@@ -137,7 +137,8 @@ def _objective(sample: Tensor, rotation: Tensor) -> tuple[float, Tensor]:
 
 def _cayley(rotation: Tensor, skew: Tensor) -> Tensor:
     identity = torch.eye(skew.shape[-1], dtype=torch.float64)
-    return rotation @ torch.linalg.solve(identity + skew / 2, identity - skew / 2)
+    step: Tensor = torch.linalg.solve(identity + skew / 2, identity - skew / 2)
+    return rotation @ step
 
 
 def _size(direction: Tensor) -> Tensor:
