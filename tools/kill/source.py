@@ -98,7 +98,9 @@ def _data(
     for number, (name, spec) in enumerate(group.items()):
         count = math.prod(spec.shape)
         start = (salt * 7_368_787 + number * 1_299_709) % _POOL
-        bits = np.resize(np.roll(pool, -start) if count < _POOL else pool, count)
+        bits = pool[start : start + count]
+        if len(bits) < count:
+            bits = np.concatenate((bits, np.resize(pool, count - len(bits))))
         if len(spec.shape) == 1:
             small = (bits.astype(np.uint32) << 16).view(np.float32)
             around_one = small if "bias" in name else small + np.float32(1)
