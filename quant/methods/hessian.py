@@ -16,8 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.matmul import int_matmul
-
 Order = Literal["natural", "activation"]
 
 # Columns of one product of `accumulate`: half of H is computed, in panels of this width.
@@ -44,31 +42,6 @@ def accumulate(hessian: Tensor, inputs: Tensor, weights: Tensor | None = None) -
     for start in range(0, size, _PANEL):
         stop = min(start + _PANEL, size)
         hessian[:stop, start:stop].addmm_(left[:, :stop].T, right[:, start:stop])
-
-
-def accumulate_coarse(hessian: Tensor, inputs: Tensor, weights: Tensor | None = None) -> None:
-    """As :func:`accumulate`, by int8 products, which are several times as fast.
-
-    ``y = x · √weight`` is rounded to 255 steps per channel, which raises a channel's second moment
-    by a share of about ``(max |y| / rms y)² / 190 000``, 1e-4 for a normal channel; the noise acts
-    like a damping and is far below the usual 1 %. int32 sums are exact.
-
-    Args:
-        hessian, inputs, weights: as there; at most 133 000 tokens at once.
-    """
-    scaled = inputs.float()
-    if weights is not None:
-        scaled = scaled * weights.float().sqrt().unsqueeze(1)
-    step = scaled.abs().amax(0) / 127
-    step = torch.where(step > 0, step, torch.ones_like(step))
-    codes = torch.round(scaled / step).to(torch.int8)
-    del scaled
-    rows, size = codes.T.contiguous(), hessian.shape[0]
-    for start in range(0, size, _PANEL):
-        stop = min(start + _PANEL, size)
-        part = int_matmul(rows[:stop], rows[start:stop]).to(hessian.dtype)
-        part *= step[:stop].unsqueeze(1) * step[start:stop]
-        hessian[:stop, start:stop] += part
 
 
 def symmetric(hessian: Tensor) -> Tensor:

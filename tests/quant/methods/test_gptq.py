@@ -14,7 +14,6 @@ from glm5_ascend.quant.methods.grid import INT4, INT8, Grid, grid_of
 from glm5_ascend.quant.methods.hessian import (
     Factor,
     accumulate,
-    accumulate_coarse,
     factorise,
     symmetric,
 )
@@ -254,29 +253,6 @@ def test_accumulated_moments_equal_numpy() -> None:
     exact = x.double().numpy()
     expected = (exact * token_weights.double().numpy()[:, None]).T @ exact
     np.testing.assert_allclose(symmetric(result).numpy(), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_coarse_moments_lead_to_the_same_rounding() -> None:
-    x, token_weights = inputs(900, 192), torch.rand(900)
-    x[:, 5] *= 30.0
-    x[7] *= 10.0
-    x[:, 9] = 0.0
-    exact, coarse = torch.zeros(192, 192), torch.zeros(192, 192)
-    accumulate(exact, x, token_weights)
-    for rows in (slice(0, 400), slice(400, 900)):
-        accumulate_coarse(coarse, x[rows], token_weights[rows])
-    scale = symmetric(exact).diagonal().clamp_min(1e-20).sqrt()
-    off = ((symmetric(coarse) - exact) / scale / scale.unsqueeze(1)).abs()
-    print(f"largest difference of a correlation {float(off.max()):.1e}")
-    assert float(off.max()) < 5e-3
-    assert bool(off.any())
-    assert not bool(coarse[9].any())
-    weight = weights(64, 192)
-    losses = []
-    for hessian in (exact, coarse):
-        stored = stored_of(gptq(weight, factor_of(hessian), INT4))
-        losses.append(quadratic(weight, stored, exact, factor_of(exact).damping).sum())
-    assert abs(losses[1] / losses[0] - 1) < 0.01
 
 
 def test_grids_of_schemes() -> None:
