@@ -79,8 +79,8 @@ class Measurement:
         """The requests of a serving row."""
         values = self.values
         cached = round(values["isl"] * values["prefix"])
-        accepted = float(values["accepted"])
-        return Traffic(values["isl"], values["osl"], cached, cached, accepted)
+        accepted, warm = float(values["accepted"]), bool(values.get("warm"))
+        return Traffic(values["isl"], values["osl"], cached, cached, accepted, warm)
 
     @property
     def load(self) -> Load:

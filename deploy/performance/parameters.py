@@ -21,8 +21,7 @@ class Parameters:
         gemm: share of the matrix peak that a large product reaches.
         hbm: share of the memory bandwidth that streams of weights and caches reach.
         gather: share of it that sparse attention reaches while it collects single tokens.
-        attention: share of the BF16 peak that attention reaches.
-        score: share of the BF16 peak that the indexer's scores, with their selection, reach.
+        attention: share of the BF16 peak that attention and the indexer reach.
         link: share of the link's bandwidth that a collective reaches.
         moe_us: latency of dispatch and combine of one layer, microseconds.
         tp_us: latency of one collective over TP ranks.
@@ -30,13 +29,13 @@ class Parameters:
         index_us: those of an indexer.
         eager_us: what a layer takes more outside of a graph, as each draft does.
         host_ms: host work between two steps, milliseconds.
+        sync_ms: what is added where scheduling is not asynchronous.
     """
 
     gemm: float
     hbm: float
     gather: float
     attention: float
-    score: float
     link: float
     moe_us: float
     tp_us: float
@@ -44,6 +43,7 @@ class Parameters:
     index_us: float
     eager_us: float
     host_ms: float
+    sync_ms: float
 
 
 # From what hardware and the sources of deploy/README.md make possible, set before the fit.
@@ -52,7 +52,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "hbm": (0.50, 0.90),
     "gather": (0.03, 0.60),
     "attention": (0.05, 0.66),
-    "score": (0.03, 0.50),
     "link": (0.10, 0.70),
     "moe_us": (100.0, 550.0),
     "tp_us": (5.0, 120.0),
@@ -60,6 +59,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "index_us": (10.0, 200.0),
     "eager_us": (0.0, 4000.0),
     "host_ms": (1.0, 25.0),
+    "sync_ms": (0.0, 60.0),
 }
 
 # Not fitted. Tokens of the busiest die over the mean where routing is not forced to be even:

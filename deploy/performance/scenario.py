@@ -31,7 +31,14 @@ class Deployment:
         """The step model of each group."""
         groups = [self.first] if self.second is None else [self.first, self.second]
         return [
-            StepModel(work_of(group, self.index_every), parameters, group.graph) for group in groups
+            StepModel(
+                work_of(group, self.index_every),
+                parameters,
+                group.graph,
+                group.captured,
+                group.overlapped,
+            )
+            for group in groups
         ]
 
     @property

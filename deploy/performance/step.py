@@ -30,6 +30,8 @@ class StepModel:
 
     Attributes:
         graph: decode-only steps run as captured graphs.
+        captured: tokens of a rank above which they do not; 0 for no limit.
+        overlapped: the host schedules while the device works.
         kernels: bare kernels: no host, and experts forced to equal load.
         overlap: two micro-batches hide communication behind the rest, as far as it reaches.
     """
@@ -37,6 +39,8 @@ class StepModel:
     work: Work
     parameters: Parameters
     graph: bool = True
+    captured: int = 0
+    overlapped: bool = True
     kernels: bool = False
     overlap: bool = False
 
@@ -105,8 +109,10 @@ class StepModel:
         if self.overlap:
             moved = moved - np.minimum(moved, sum(found.values()))
         found["communication"] = moved
-        found["latency"] = w.layers * self._latency(filling)
-        found["host"] = 0.0 if self.kernels else p.host_ms * 1e-3
+        eager = filling or bool(self.captured and np.any(most > self.captured))
+        found["latency"] = w.layers * self._latency(eager)
+        host = p.host_ms + (0.0 if self.overlapped else p.sync_ms)
+        found["host"] = 0.0 if self.kernels else host * 1e-3
         found["drafts"] = w.drafts * self._draft(seqs, all_seqs, attend) * (seqs > 0)
         return found
 
@@ -129,7 +135,7 @@ class StepModel:
         moved = (queries * chosen + chunk * picked / w.share) * (w.latent / collect)
         computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
         read = (seqs * context + (chunk > 0) * keys) * (w.key / stream)
-        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / (w.bf16 * p.score))
+        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / cube)
         return np.maximum(moved, computed), np.maximum(read, scored)
 
     def _experts(self, total: Number) -> Number:
