@@ -193,6 +193,17 @@ def _levels(wanted: Axis) -> float:
     return deepest
 
 
+def misfit(weight: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> float:
+    """Median over rows of the relative distance of the scale from its codes' least-squares one."""
+    fitted = (weight.double() * codes).sum(1) / codes.double().square().sum(1)
+    return float((scale[:, 0].double() / fitted - 1).abs().median())
+
+
+def is_bfloat16(scale: torch.Tensor) -> bool:
+    """Whether more scales are exact in bfloat16 than chance explains, which is one in 2^16."""
+    return float((scale.bfloat16().float() == scale).float().mean()) > 0.05
+
+
 def _magnitudes(wanted: Axis) -> torch.Tensor:
     """|R| of an axis, float64 [size, size]."""
     parts = [

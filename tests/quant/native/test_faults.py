@@ -10,7 +10,7 @@ import torch
 from glm5_ascend.ops.native import library
 from tests.ops.native.calls import Array, here
 from tests.ops.native.mutants import mutant
-from tests.quant.native.problems import HOME, PROBLEMS, Built, Problem, build
+from tests.quant.native.problems import HOME, PROBLEMS, Built, Problem, build, is_bfloat16
 
 BUILT = {problem.label: build(problem) for problem in PROBLEMS}
 
@@ -108,6 +108,19 @@ def test_none_of_these_problems_fails_without_a_fault(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GLM5_ASCEND_CPU_ISA", "portable")
     for label in {fault[3] for fault in FAULTS.values()}:
         assert is_right(BUILT[label], here(library("native", HOME), BUILT[label].call())), label
+
+
+def test_a_scale_in_bfloat16_is_seen(tmp_path: Path) -> None:
+    right = "scale = BITS == 4 ? float(fitted_scale("
+    wrong = "scale = BITS == 4 ? rounded_to_bf16(fitted_scale("
+    helper = "inline float rounded_to_bf16(double x) { return to_f32(to_bf16(float(x))); }\n\n"
+    place = "// Scale and codes of x[n]"
+    built = build(Problem("many", 64, 2048, 4))
+    sources = (HOME / "native" / "csrc" / "search.h").read_text()
+    assert sources.count(right) == sources.count(place) == 1
+    whole = sources.replace(right, wrong).replace(place, helper + place)
+    kernels = mutant("native", "search.h", sources, whole, "portable", tmp_path, home=HOME)
+    assert is_bfloat16(torch.from_numpy(here(kernels, built.call())[1]))
 
 
 def test_fused_arithmetic_is_seen_in_the_bits(tmp_path: Path) -> None:
