@@ -44,7 +44,7 @@ class Tiles:
 
     def workspaces(self, blocks: int) -> tuple[int, int]:
         """Bytes of the products and of the lists of ``blocks`` blocks."""
-        products = blocks * 2 * 128 * self.unit * self.step * 4
+        products = blocks * 4 * 128 * self.unit * self.step * 4
         samples = min(8, self.top // 64)
         place = 4 * self.top + 8 * samples + 8
         return products, blocks * 8 * place * 4

@@ -13,6 +13,8 @@ template <class Tiles>
 class Selection {
  public:
   static constexpr int32_t KEYS = Tiles::KEYS, TOP = Tiles::TOP, LIST = 2 * TOP;
+  // Candidates that wait at most: a longer sort would leave MTE2 without room to load ahead.
+  static constexpr int32_t WAITING = TOP / 2;
 
   __aicore__ Selection(const Buffers<Tiles>& ub, int32_t count) : ub_(ub), count_(count) {
     // Instructions read whole blocks, beyond what was written.
@@ -33,7 +35,7 @@ class Selection {
   // `settle`: sort them at once while there are fewer than `count`, since there is time.
   __aicore__ void add(int32_t row, int32_t first, int32_t n, bool settle) {
     Row& r = rows_[row];
-    if (r.used + KEYS > TOP) flush(row);
+    if (r.used + KEYS > WAITING) flush(row);
     const LocalTensor<float> values = ub_.values[row * TOP + r.used];
     const LocalTensor<int32_t> places = ub_.places[row * TOP + r.used];
     if (r.kept < count_) {

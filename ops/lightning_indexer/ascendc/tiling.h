@@ -53,7 +53,7 @@ struct Tiles {
   static constexpr int32_t UNIT = UNIT_, STEP = STEP_, TOP = TOP_;
   static constexpr int32_t KEYS = UNIT * STEP;
   static constexpr int64_t SCORES = int64_t(MOST_ROWS) * KEYS;  // of one buffer of one block
-  static constexpr int32_t BUFFERS = 2;
+  static constexpr int32_t BUFFERS = 4;
   // Partial lists of a block: of the rows that it shares with the block before it and after it.
   // Each place holds a list, a merged list, samples and the merged list's size, in words.
   static constexpr int32_t LISTS = 2 * VECTORS * ROWS_PER_VECTOR;

@@ -119,7 +119,7 @@ class VectorSide {
       CrossCoreWaitFlag(READY);
       // Little shall be left to sort when the last keys have come; int8 keys do so soon after those
       // before them.
-      const bool settle = s.halved && (!Scores<Score, Tiles>::QUANT || step + 2 != steps(s));
+      const bool settle = !s.halved || !Scores<Score, Tiles>::QUANT || step + 2 != steps(s);
       const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * s.step) * UNIT;
       if (n > 0 && rows(s) > 0) {
         if constexpr (Scores<Score, Tiles>::QUANT) scores_.load_scales(s.group, position, n);

@@ -51,11 +51,7 @@ inline int64_t split_cost(int64_t pairs, int64_t parts, int64_t slots, int64_t c
 // multiple of 8. Returns the bytes of workspace.
 inline uint64_t split_work(Tiling& t, int32_t cores, int32_t least, int32_t tile, int32_t latent,
                            bool packed) {
-  // Few rows: half the heads and twice the keys per block, for fewer parts to merge. Rows that are
-  // not split keep their group, so that their bits do not depend on the batch.
-  const int32_t whole = (t.heads + GROUP - 1) / GROUP;
-  const bool few = !packed && t.slots >= 2 * int64_t(least) && int64_t(t.rows) * whole * 6 <= cores;
-  t.group = t.heads > GROUP / 2 && !few ? GROUP : GROUP / 2;
+  t.group = t.heads > GROUP / 2 ? GROUP : GROUP / 2;
   t.groups = (t.heads + t.group - 1) / t.group;
   const int64_t pairs = int64_t(t.rows) * t.groups;
   int64_t parts = 1;
