@@ -15,7 +15,7 @@ from glm5_ascend.deploy.catalogue import model, skus
 from glm5_ascend.deploy.layout import Group, Layout
 from glm5_ascend.deploy.memory import Settings
 from glm5_ascend.deploy.performance.engine import Traffic
-from glm5_ascend.deploy.performance.parameters import Parameters
+from glm5_ascend.deploy.performance.parameters import MOE_US, Parameters
 from glm5_ascend.deploy.performance.scenario import Deployment, run
 from glm5_ascend.deploy.performance.simulate import Load
 from glm5_ascend.deploy.performance.step import StepModel
@@ -141,7 +141,7 @@ class Operator:
         sku, geometry = skus()["a3-752t"], model("deepseek-r1")
         moved = self.tokens * geometry.experts_per_token * 3 * geometry.hidden
         moved = moved * (1 - 1 / self.ep)
-        return parameters.moe_us * 1e-6 + moved / (sku.intra.gbs * 1e9 * parameters.link)
+        return MOE_US * 1e-6 + moved / (sku.intra.gbs * 1e9 * parameters.link)
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from glm5_ascend.deploy.performance.parameters import IMBALANCE, Parameters
+from glm5_ascend.deploy.performance.parameters import IMBALANCE, MOE_US, Parameters
 from glm5_ascend.deploy.performance.work import Number, Work
 
 Array = npt.NDArray[np.float64]
@@ -111,7 +111,7 @@ class StepModel:
         found["communication"] = moved
         eager = filling or bool(self.captured and np.any(most > self.captured))
         found["latency"] = w.layers * self._latency(eager)
-        host = p.host_ms + (0.0 if self.overlapped else p.sync_ms)
+        host = p.host_ms + p.sequence_ms * seqs + (0.0 if self.overlapped else p.sync_ms)
         found["host"] = 0.0 if self.kernels else host * 1e-3
         found["drafts"] = w.drafts * self._draft(seqs, all_seqs, attend) * (seqs > 0)
         return found
@@ -158,7 +158,7 @@ class StepModel:
         w, p = self.work, self.parameters
         eager = 0.0 if self.kernels or (self.graph and not filling) else p.eager_us
         collectives = p.tp_us * w.collectives
-        experts = p.moe_us * w.moe_layers / w.layers
+        experts = MOE_US * w.moe_layers / w.layers
         index = p.index_us * w.index_layers / w.layers
         return (p.layer_us + collectives + eager + experts + index) * 1e-6
 
