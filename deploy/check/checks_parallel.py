@@ -18,16 +18,7 @@ _BLOCK = 128
 @check
 def context_parallel(context: Context) -> Iterator[Condition]:
     if context.dcp > 1:
-        if context.tp % context.dcp:
-            flag = "--decode-context-parallel-size"
-            divisor = max(n for n in range(1, context.dcp) if context.tp % n == 0)
-            yield Condition(
-                "dcp-tp",
-                flag,
-                f"{context.dcp}, TP {context.tp}",
-                f"write {flag} {divisor}",
-                lambda command: command.with_flag(flag, divisor),
-            )
+        yield from _dcp_size(context)
         interleave = context.command.whole("--cp-kv-cache-interleave-size", 1)
         block = context.command.whole("--block-size", _BLOCK)
         if context.transfer and interleave != block:
@@ -51,6 +42,21 @@ def context_parallel(context: Context) -> Iterator[Condition]:
             yield Condition(
                 "dsa-cp-runner", "enable_dsa_cp", mend=change_key("enable_dsa_cp", None)
             )
+
+
+def _dcp_size(context: Context) -> Iterator[Condition]:
+    flag, dcp, tp, pcp = "--decode-context-parallel-size", context.dcp, context.tp, context.pcp
+    is_sparse = bool(context.model and context.model.index_heads)
+    divisor = max((n for n in range(1, dcp) if tp % n == 0), default=1)
+    wanted = tp * pcp if is_sparse else divisor
+
+    def resize(command: ServeCommand) -> ServeCommand:
+        return command.with_flag(flag, wanted)
+
+    if tp % dcp:
+        yield Condition("dcp-tp", flag, f"{dcp}, TP {tp}", f"write {flag} {wanted}", resize)
+    elif is_sparse and dcp not in (pcp, tp * pcp):
+        yield Condition("dcp-sparse", flag, f"{dcp}, TP {tp}", f"write {flag} {wanted}", resize)
 
 
 @check

@@ -8,12 +8,16 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from glm5_ascend import engine_releases
 from glm5_ascend.deploy.catalogue.releases import images
 from glm5_ascend.deploy.check.context import CONSUMER, LI, PRODUCER, SFA, Context, truth
 from glm5_ascend.deploy.check.rule import Condition, check
 from glm5_ascend.errors import Glm5Error
+
+if TYPE_CHECKING:
+    from glm5_ascend.verify.findings import Finding
 
 _IMAGE = re.compile(r"vllm-ascend:([\w.-]+)")
 _VERSION = re.compile(r"v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?:-(.+))?")
@@ -129,9 +133,6 @@ def checkpoint(context: Context) -> Iterator[Condition]:
     folder = context.directory
     if folder is None:
         return
-    # Reads headers; loaded here because most runs have no checkpoint at hand.
-    from glm5_ascend.verify.check import check_headers
-
     description = folder / _DESCRIPTION
     asks = context.command.text("--quantization") == "ascend"
     if asks and not description.is_file():
@@ -141,7 +142,7 @@ def checkpoint(context: Context) -> Iterator[Condition]:
             str(folder),
             mend=lambda command: command.without("--quantization"),
         )
-    for finding in check_headers(folder, context.release.release):
+    for finding in _verified(folder, context.release.release):
         rule = "checkpoint" if finding.severity == "error" else "checkpoint-warning"
         yield Condition(rule, finding.rule, finding.message, finding.fix)
     if LI in context.effective_caches and description.is_file():
@@ -155,6 +156,15 @@ def checkpoint(context: Context) -> Iterator[Condition]:
             "--speculative-config",
             mend=lambda command: command.without("--speculative-config"),
         )
+
+
+@cache
+def _verified(folder: Path, engine: engine_releases.Release) -> tuple[Finding, ...]:
+    """What the verifier says of a checkpoint; repairs ask for it many times."""
+    # Loaded here because most runs have no checkpoint at hand.
+    from glm5_ascend.verify.check import check_headers
+
+    return tuple(check_headers(folder, engine))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

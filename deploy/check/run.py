@@ -151,8 +151,9 @@ def _context(site: Site, found: Release, machine: Hardware | None, options: Opti
     if machine is None and site.npus == _MANY_DIES:
         machine = hardware(f"a3:{site.servers or 1}")
     directory = options.model
-    if directory is None and site.command.model and Path(site.command.model).is_dir():
-        directory = Path(site.command.model)
+    named = Path(site.command.model or "")
+    if directory is None and (named / "config.json").is_file() and named.is_absolute():
+        directory = named
     return Context(site.command, found, machine, site.place, site.launch, directory=directory)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from glm5_ascend.deploy.catalogue.releases import (
@@ -67,3 +70,14 @@ def test_what_older_releases_knew() -> None:
 def test_images_name_a_chip() -> None:
     chips = images()["chip_of_suffix"]
     assert (chips[""], chips["a3"], chips["a5-openeuler"]) == ("A2", "A3", "A5")
+
+
+def test_flags_read_as_syntax_are_those_of_the_real_parser() -> None:
+    path = Path(__file__).parents[1] / "data" / "deploy" / "vllm_parser_0.30.0.json"
+    real = json.loads(path.read_text(encoding="utf-8"))
+    flags = release("0.30.0rc2").flags
+    assert set(flags) == {*real["switch"], *real["several"], *real["one"]}
+    assert {flag for flag, kind in flags.items() if kind == "switch"} == set(real["switch"])
+    # argparse takes these one by one: middleware is appended, device ids are one word with commas.
+    one_by_one = {"--middleware", "--device-ids"}
+    assert {f for f, kind in flags.items() if kind == "list"} - one_by_one == set(real["several"])

@@ -174,12 +174,12 @@ def _set(flags: Flags, flag: str, annotation: str, literals: dict[str, list[str]
 def _kind(annotation: str, words: set[str], is_named: bool) -> str:
     if "bool" in words and not words <= {"bool", "str", "None"} - {"bool"}:
         return TEXT if words == {"bool", "str", "None"} else SWITCH
+    if words & {"list", "List", "tuple", "set"} and not words & {"dict", "Dict"}:
+        return LIST
     if is_named or "Literal" in words:
         return TEXT
     if words & {"dict", "Dict"} or any(word.endswith("Config") for word in words):
         return JSON
-    if words & {"list", "List", "tuple", "set"}:
-        return LIST
     if "int" in words and "str" not in words:
         return WHOLE
     return NUMBER if "float" in words and "str" not in words else TEXT
