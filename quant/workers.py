@@ -108,7 +108,7 @@ class _Pool:
         count: int,
         advance: Advance,
         finished: Finished,
-        cpus: Sequence[Collection[int]],
+        cpus: Sequence[Collection[int]] = (),
     ) -> None:
         self._destination = job.destination
         self._pending = list(reversed(shards))
