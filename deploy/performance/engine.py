@@ -147,7 +147,7 @@ class Engine:
         left = self.traffic.output - (self.role == "mixed")
         self._order += 1
         ends = self.steps + max(math.ceil(left / accepted), 1)
-        heappush(self.ends, (ends, self._order, request))  # type: ignore[misc]
+        heappush(self.ends, (ends, self._order, request))
 
     def step(self, until: float) -> list[Request]:
         """Run one step, or as many equal ones as end before ``until``; return who is done.

@@ -139,8 +139,8 @@ class Operator:
     def predict(self, parameters: Parameters) -> float:
         """Seconds, with int8 out and BF16 back and hidden size 7168."""
         sku, geometry = skus()["a3-752t"], model("deepseek-r1")
-        moved = self.tokens * geometry.experts_per_token * 3 * geometry.hidden
-        moved = moved * (1 - 1 / self.ep)
+        per_token = geometry.experts_per_token * 3 * geometry.hidden
+        moved = self.tokens * per_token * (1 - 1 / self.ep)
         return MOE_US * 1e-6 + moved / (sku.intra.gbs * 1e9 * parameters.link)
 
 

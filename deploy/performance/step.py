@@ -83,7 +83,7 @@ class StepModel:
         queries = seqs * (1 + self.work.drafts)
         tokens = queries + chunk
         return self._parts(
-            attend, index, tokens, tokens * ranks, queries, seqs, seqs * ranks, np.any(chunk > 0)
+            attend, index, tokens, tokens * ranks, queries, seqs, seqs * ranks, bool(np.any(chunk > 0))
         )
 
     def _parts(

@@ -68,6 +68,7 @@ def _role(settings: Settings, nodes: tuple[int, ...], index_every: int) -> RoleP
         }
     if settings.graph:
         flags["compilation-config"] = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+        flags["async-scheduling"] = True
     else:
         flags["enforce-eager"] = True
     if index_every > 1:

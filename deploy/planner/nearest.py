@@ -67,7 +67,7 @@ def _distance(targets: Targets, point: Point, row: Measurement) -> float:
     load = point.sequences * own.group.dp * own.group.copies
     held = targets.concurrency or load
     found = sum(
-        abs(math.log2(one / two))
+        abs(math.log2(float(one) / float(two)))
         for one, two in (
             (own.group.tp, decode.tp),
             (targets.hardware.dies, layout.dies),
@@ -76,8 +76,8 @@ def _distance(targets: Targets, point: Point, row: Measurement) -> float:
             (held / targets.hardware.dies, values["concurrency"] / layout.dies),
         )
     )
-    found /= 2
+    found = float(found) / 2
     found += _OTHER_ROLE * ((point.second is None) != (layout.mixed is not None))
     found += _OTHER_FAMILY * (not str(values["model"]).startswith("glm"))
     found += _OTHER_CHIP * (not str(values["sku"]).startswith(own.sku.chip.lower()))
-    return found + _OTHER_QUANT * (values["quant"] != own.quant)
+    return found + _OTHER_QUANT * (str(values["quant"]) != own.quant)

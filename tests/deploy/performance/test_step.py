@@ -14,7 +14,7 @@ from glm5_ascend.deploy.performance.parameters import BOUNDS, Parameters, fitted
 from glm5_ascend.deploy.performance.step import KINDS, StepModel
 from glm5_ascend.deploy.performance.work import stack, work_of
 
-SIMPLE = Parameters(0.5, 0.5, 0.25, 0.5, 0.2, 0.5, 100.0, 10.0, 50.0, 20.0, 1000.0, 5.0)
+SIMPLE = Parameters(0.5, 0.5, 0.25, 0.5, 0.5, 10.0, 50.0, 20.0, 1000.0, 5.0, 0.5, 30.0)
 GLM, A3 = model("glm-5"), skus()["a3-752t"]
 
 
@@ -38,7 +38,7 @@ def test_a_decode_step_by_hand() -> None:
     gathered = 4 * 2048 * 1152 / (1600e9 * 0.25)
     computed = 4 * 2048 * 2 * 16 * (2 * 512 + 64) / (bf16 * 0.5)
     assert parts["attention"] == pytest.approx(78 * max(gathered, computed))
-    read, scored = 4 * 8192 * 256 / bandwidth, 4 * 8192 * 2 * 32 * 128 / (bf16 * 0.2)
+    read, scored = 4 * 8192 * 256 / bandwidth, 4 * 8192 * 2 * 32 * 128 / (bf16 * 0.5)
     assert parts["indexer"] == pytest.approx(78 * max(read, scored))
     touched = 1 - (1 - 8 / 256) ** 32
     weights = 8 * 37_748_736 * touched / bandwidth
@@ -46,9 +46,9 @@ def test_a_decode_step_by_hand() -> None:
     assert parts["experts"] == pytest.approx(75 * max(weights, flops))
     moved = 4 * 4 * (3 / 4) * 6144 * 2 + 4 * 8 * 6144 * 3 * (31 / 32) / 4 * (6688 / 5655)
     assert parts["communication"] == pytest.approx(78 * moved / (196e9 * 0.5))
-    latency = 78 * (50 + 20 + 20) + 75 * 100
+    latency = 78 * (50 + 20 + 20) + 75 * 106
     assert parts["latency"] == pytest.approx(latency * 1e-6)
-    assert (parts["host"], parts["drafts"]) == (5e-3, 0.0)
+    assert (parts["host"], parts["drafts"]) == (5e-3 + 4 * 0.5e-3, 0.0)
 
 
 def test_sums_of_products_by_hand() -> None:
@@ -117,6 +117,18 @@ def test_uniform_is_the_same_as_equal_ranks_and_works_on_many_layouts() -> None:
             np.full(ranks, 6.0), np.full(ranks, 30_000.0), np.zeros(ranks), np.zeros(ranks)
         )
         assert found[number] == pytest.approx(alone)
+
+
+def test_what_slows_the_host_or_leaves_the_graph() -> None:
+    work = work_of(settings(draft_tokens=3))
+    arrays = [np.full(8, x) for x in (13.0, 4096.0, 0.0, 0.0)]
+    plain = StepModel(work, SIMPLE).parts(*arrays)
+    waits = StepModel(work, SIMPLE, overlapped=False).parts(*arrays)
+    assert waits["host"] == pytest.approx(plain["host"] + 30e-3)
+    wide = StepModel(work, SIMPLE, captured=52).parts(*arrays)
+    assert wide == plain
+    narrow = StepModel(work, SIMPLE, captured=48).parts(*arrays)
+    assert narrow["latency"] == pytest.approx(plain["latency"] + 78 * 1e-3)
 
 
 def test_overlap_hides_communication_only() -> None:
