@@ -52,8 +52,7 @@ def read_flags(trees: Trees) -> Flags:
     for name, annotation in front.items():
         flag = "--" + name.replace("_", "-")
         _set(flags, flag, annotation, literals)
-    for flag in _JSON_ALTHOUGH:
-        flags.kinds[flag] = JSON
+    flags.kinds |= {flag: JSON for flag in _JSON_ALTHOUGH if flag in flags.kinds}
     for flag, (path, table) in _TABLES.items():
         flags.choices[flag] = sorted(table_keys(trees[path], table))
     for flag, name in _CLASSES.items():
