@@ -81,9 +81,9 @@ class StepModel:
         attend, index = self._attention(seqs, context, chunk, keys)
         ranks = self.work.dp
         queries = seqs * (1 + self.work.drafts)
-        tokens = queries + chunk
+        tokens, filling = queries + chunk, bool(np.any(chunk > 0))
         return self._parts(
-            attend, index, tokens, tokens * ranks, queries, seqs, seqs * ranks, bool(np.any(chunk > 0))
+            attend, index, tokens, tokens * ranks, queries, seqs, seqs * ranks, filling
         )
 
     def _parts(

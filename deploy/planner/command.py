@@ -223,6 +223,11 @@ def _targets(options: PlanOptions) -> Targets:
             f"no plan for {where.sku.name}: {where.sku.note}", "glm5-ascend fit knows its memory"
         )
     geometry = resolve_model(options.model)
+    if geometry.validation_only:
+        raise Glm5Error(
+            f"no plan for {geometry.title}: it is there to validate the model",
+            "plans are made for GLM-5 to 5.3",
+        )
     if options.isl + options.osl > geometry.positions:
         raise Glm5Error(
             f"{options.isl + options.osl} tokens exceed the {geometry.positions} of"

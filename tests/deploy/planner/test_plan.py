@@ -194,6 +194,7 @@ OPTIONS = PlanOptions("glm-5.1", "w8a8", "a3-752t:2", 3500, 1500, concurrency=8)
         ({"hw": "atlas-350:1"}, "no plan for"),
         ({"isl": 300_000}, "exceed"),
         ({"model": "glm-6"}, "no model"),
+        ({"model": "deepseek-r1"}, "validate the model"),
     ],
 )
 def test_what_cannot_be_planned(change: dict[str, object], words: str) -> None:
