@@ -64,8 +64,10 @@ class CalibratedRun:
     def write(self, *, resume: bool) -> dict[str, object]:
         """Write all files of weights; return the manifest's entry about the calibration."""
         left = self._left()
-        if not left:
-            return manifest_entry(self._journal.directory, ENTRY)
+        before = {} if left else manifest_entry(self._journal.directory, ENTRY)
+        if before:
+            return before
+        # Without a manifest the state still has what is said in it, even if all files are written.
         session = self._session
         session.begin(resume=resume, needed=_layers_of(left) & self._layers)
         self._write_ready()

@@ -74,6 +74,7 @@ def solve_experts(
     mlp_input: Tensor,
     solver: Solver,
     has_vectors: bool,
+    average: Moments | None,
 ) -> Iterator[Solved]:
     """Solve the routed experts of a layer in their order.
 
@@ -84,10 +85,12 @@ def solve_experts(
         mlp_input: F32 [T, H].
         solver: rounding.
         has_vectors: search a smoothing vector between up and down of each expert.
+        average: moments of ``mlp_input`` over all tokens, which stand in for rows that an expert
+            lacks.
     """
 
     def one(expert: int) -> Solved:
-        return _Expert(store, layer, expert, solver, has_vectors).solve(
+        return _Expert(store, layer, expert, solver, has_vectors, average).solve(
             *routing.of(expert), mlp_input
         )
 
@@ -96,10 +99,16 @@ def solve_experts(
 
 class _Expert:
     def __init__(
-        self, store: FoldedStore, layer: int, expert: int, solver: Solver, has_vectors: bool
+        self,
+        store: FoldedStore,
+        layer: int,
+        expert: int,
+        solver: Solver,
+        has_vectors: bool,
+        average: Moments | None,
     ) -> None:
         self._store, self._layer, self._expert = store, layer, expert
-        self._solver, self._has_vectors = solver, has_vectors
+        self._solver, self._has_vectors, self._average = solver, has_vectors, average
         prefix = f"model.layers.{layer}.mlp.experts.{expert}"
         self._names = {part: f"{prefix}.{part}_proj.weight" for part in ("gate", "up", "down")}
 
@@ -146,6 +155,8 @@ class _Expert:
         moments = Moments(steps[0].shape[1])
         for piece in _pieces(weights):
             moments.add(rows(piece), weights[piece].square())
+        if self._average is not None and parts[0] == "gate":
+            moments.add_average(self._average, setting.prior * steps[0].shape[1])
         return moments.factor(setting.damp)
 
     def _round(self, part: str, factor: Factor | None, tensors: dict[str, Tensor]) -> Linear:

@@ -17,7 +17,7 @@ from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.parallel import in_order
 from glm5_ascend.quant.calibration.smoothing_run import ATTENTION, is_quantised, smooth, spread
 from glm5_ascend.quant.calibration.solver import Solver, wanted_of
-from glm5_ascend.quant.calibration.statistics import InputStatistics, Wanted
+from glm5_ascend.quant.calibration.statistics import InputStatistics, Moments, Wanted
 from glm5_ascend.quant.methods.smooth_groups import group_of
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
@@ -176,7 +176,13 @@ class LayerRun:
         done = 0
         has_vectors = "awq" in self._smoothing
         solved = solve_experts(
-            self._store, self._layer, self.routing, self._mlp_input, self._solver, has_vectors
+            self._store,
+            self._layer,
+            self.routing,
+            self._mlp_input,
+            self._solver,
+            has_vectors,
+            self._average_input(),
         )
         for one in solved:
             self._following.index_add_(0, one.tokens, one.output)
@@ -185,6 +191,16 @@ class LayerRun:
             before, done = done, done + len(one.tokens)
             self._advance(done * self._tokens // pairs - before * self._tokens // pairs)
         yield from self._gated("mlp.shared_experts", report=False)
+
+    def _average_input(self) -> Moments | None:
+        """Moments of the block's input over all tokens, if experts are rounded with moments."""
+        experts = self._readers("mlp", [f"experts.0.{part}" for part in _PARTS[:2]])
+        if not any(map(self._solver.wants, experts)):
+            return None
+        moments = Moments(self._config.hidden_size)
+        for x in self._rows():
+            moments.add(x)
+        return moments
 
     def _gated(
         self, block: str, *, report: bool = True

@@ -28,10 +28,19 @@ class Moments:
     """
 
     def __init__(self, width: int) -> None:
+        self.count, self._weight = 0, 0.0
         self._sum = torch.zeros(width, width)
+
+    def add_average(self, other: Moments, rows: float) -> None:
+        """Add ``rows`` times the average row of ``other``, at this sum's average weight."""
+        if self.count and other.count:
+            weight = self._weight / self.count
+            self._sum.add_(other._sum, alpha=rows * weight / other.count)
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Add rows ``x`` [n, width], each with a weight of ``weights`` [n], not negative."""
+        self.count += x.shape[0]
+        self._weight += x.shape[0] if weights is None else float(weights.double().sum())
         rows = x.float() if weights is None else x * weights.sqrt()[:, None]
         largest, order = rows.abs().amax(1).sort(descending=True, stable=True)
         start, count = 0, int((largest > 0).sum())

@@ -101,6 +101,17 @@ def test_gptq_is_better_than_search_on_the_calibration_text(source: Path, tmp_pa
     assert not any(finding.severity == "error" for finding in reports[1].findings)
 
 
+def test_an_fp8_source_is_dequantised_for_the_forward(tmp_path: Path) -> None:
+    """The FP8 release and the BF16 checkpoint that it stands for give nearly the same hidden states
+    and the same form of output."""
+    source = write_tiny(tmp_path / "fp8", fp8=True)
+    search = quantised(source, tmp_path / "search", W4.replace("gptq", "search"))
+    gptq = quantised(source, tmp_path / "gptq", W4)
+    reference = HfOracle(source)
+    before, after = (hidden_error(AscendOracle(d), reference) for d in (search, gptq))
+    assert after < 0.9 * before
+
+
 def test_static_ranges(source: Path, tmp_path: Path) -> None:
     reference = HfOracle(source)
     out = quantised(source, tmp_path / "static", STATIC)
