@@ -33,6 +33,7 @@ def loaded_by(code: str, watched: set[str]) -> set[str]:
         "glm5_ascend.inspection",
         "glm5_ascend.deploy",
         "glm5_ascend.deploy.serve",
+        "glm5_ascend.deploy.planner.command",
         "glm5_ascend.deploy.check.run",
         "glm5_ascend.deploy.doctor.run",
         "glm5_ascend.simulator",
@@ -185,7 +186,12 @@ def at_import_time(text: str) -> set[str]:
 
 
 # Only a backend's own file, or a module that only the running engine loads, may need its vendor.
-OWN_VENDOR = {"triton_kernel": "triton", "ascendc": "torch_npu", "torch_npu": "torch_npu"}
+OWN_VENDOR = {
+    "triton_kernel": "triton",
+    "triton_source": "triton",
+    "ascendc": "torch_npu",
+    "torch_npu": "torch_npu",
+}
 
 
 def test_no_vendor_at_import_time_even_behind_try() -> None:

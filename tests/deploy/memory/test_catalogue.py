@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.config import Glm5Config
-from glm5_ascend.deploy.catalogue import CatalogueError, Model, hardware, links, model, models, skus
+from glm5_ascend.deploy.catalogue import (
+    CatalogueError,
+    Model,
+    hardware,
+    links,
+    model,
+    models,
+    skus,
+    tables,
+)
 from glm5_ascend.deploy.catalogue.tables import sourced
 
+# The package has a function of the module's name.
+catalogue_hardware = sys.modules["glm5_ascend.deploy.catalogue.hardware"]
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 
 
@@ -77,6 +89,22 @@ def test_a_near_miss_is_named() -> None:
         model("glm-52")
     assert "glm-5.2" in caught.value.hint
     assert all(m.validation_only == name.startswith("deepseek") for name, m in models().items())
+
+
+def test_a_new_chip_is_an_entry_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (tables.FOLDER / "hardware.toml").read_text()
+    start = text.index("[sku.a3-752t]")
+    entry = text[start : text.index("[sku.a3-560t]")]
+    new = entry.replace("[sku.a3-752t]", "[sku.a4-900t]").replace("752.0", "900.0")
+    (tmp_path / "hardware.toml").write_text(text + "\n" + new)
+    found = catalogue_hardware._sku(
+        "a4-900t", tables.entries(tables.read("hardware.toml", tmp_path), "sku")["a4-900t"]
+    )
+    monkeypatch.setattr(catalogue_hardware, "skus", lambda: {"a4-900t": found})
+    assert hardware("a4-900t:2").dies == 32
+    assert hardware("a4-900t").sku.int8_tops == 900.0
 
 
 def test_a_number_without_source_is_refused() -> None:
