@@ -27,6 +27,19 @@ _C8_FLAGS = ("--kv-cache-dtype",)
 # Keys that vLLM takes besides the fields of the class.
 _MORE_KEYS = {"--compilation-config": ("level",)}
 _NO_NUMBER = ("auto", "None")
+# Sizes that are 1 at least.
+SIZES = (
+    "--tensor-parallel-size",
+    "--data-parallel-size",
+    "--pipeline-parallel-size",
+    "--decode-context-parallel-size",
+    "--prefill-context-parallel-size",
+    "--nnodes",
+    "--block-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--max-model-len",
+)
 _REPEATABLE = ("--middleware", "--lora-modules", "--api-key")
 
 
@@ -99,6 +112,8 @@ def values(context: Context) -> Iterator[Condition]:
             yield Condition("flag-value-missing", option.name, option.spelled)
         elif kind == "whole" and not _is_whole(option.values[0]):
             yield Condition("number-invalid", option.name, f"{option.name} {option.values[0]}")
+        elif option.name in SIZES and whole_number(option.values[0]) == 0:
+            yield Condition("size-zero", option.name, f"{option.name} {option.values[0]}")
         yield from _choice(option, context)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from glm5_ascend.deploy.check.checks_flags import SIZES
 from glm5_ascend.deploy.check.command_line import Option
 from glm5_ascend.deploy.check.context import Context
 from glm5_ascend.deploy.check.rule import Condition, check
 from glm5_ascend.deploy.memory.bill import bill
 from glm5_ascend.deploy.memory.verdict import memory_verdict, settings_of
 
-_SIZES = ("--data-parallel-size", "--tensor-parallel-size")
+_OPEN = ("--data-parallel-size", "--tensor-parallel-size")
 # The model's weights are within 5 % of logged ones; closer than that it cannot tell.
 _UNSURE = 0.05
 
@@ -22,8 +23,10 @@ def memory(context: Context) -> Iterator[Condition]:
     if where is None or context.has_open_sizes:
         return
     command = context.command
+    if any(command.whole(name, 1) == 0 for name in SIZES):
+        return  # size-zero says it
     # A template leaves its sizes open; the memory model wants numbers.
-    sizes = {name: str(context.size(name)) for name in _SIZES if command.given(name)}
+    sizes = {name: str(context.size(name)) for name in _OPEN if command.given(name)}
     options = tuple(
         Option(o.name, (sizes[o.name],)) if o.name in sizes else o for o in command.options
     )
