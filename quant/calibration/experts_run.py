@@ -157,7 +157,7 @@ class _Expert:
             moments.add(rows(piece), weights[piece].square())
         if self._average is not None and parts[0] == "gate":
             moments.add_average(self._average, setting.prior * steps[0].shape[1])
-        return moments.factor(setting.damp)
+        return moments.factor(setting.damp, setting.shrink)
 
     def _round(self, part: str, factor: Factor | None, tensors: dict[str, Tensor]) -> Linear:
         step = self._store.steps[self._names[part]]

@@ -259,7 +259,8 @@ class LayerRun:
         return InputStatistics(wanted, steps[0].shape[1], self._tokens, sample)
 
     def _round(self, step: Step, known: InputStatistics | None) -> dict[str, Tensor]:
-        factor = None if known is None else known.factor(self._solver.setting.damp)
+        setting = self._solver.setting
+        factor = None if known is None else known.factor(setting.damp, setting.shrink)
         ranges = None if known is None else known.ranges
         made = self._solver.round(self._store, step, factor, ranges)
         if self._solver.setting.propagate == "quantised":

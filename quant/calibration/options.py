@@ -22,6 +22,7 @@ class Setting:
         min_tokens: experts with fewer tokens are rounded from their weights alone.
         prior: rows of the layer's average input, per input channel, that are added to the moments
             of an expert's gate and up.
+        shrink: how much the diagonal of moments of few rows is raised, see ``Moments.factor``.
         damp: share of the mean diagonal that is added to a Hessian's diagonal.
         sample: rows of an input that searches are done with.
         threads: how many work side by side.
@@ -30,6 +31,7 @@ class Setting:
     propagate: Propagate = "quantised"
     min_tokens: int = 64
     prior: float = 1.0
+    shrink: float = 1.0
     damp: float = 0.01
     sample: int = 512
     threads: int = 1

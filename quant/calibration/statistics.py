@@ -28,7 +28,7 @@ class Moments:
     """
 
     def __init__(self, width: int) -> None:
-        self.count, self._weight = 0, 0.0
+        self.count, self._weight, self._squares = 0, 0.0, 0.0
         self._sum = torch.zeros(width, width)
 
     def add_average(self, other: Moments, rows: float) -> None:
@@ -40,7 +40,9 @@ class Moments:
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Add rows ``x`` [n, width], each with a weight of ``weights`` [n], not negative."""
         self.count += x.shape[0]
-        self._weight += x.shape[0] if weights is None else float(weights.double().sum())
+        given = torch.ones(x.shape[0]) if weights is None else weights
+        self._weight += float(given.double().sum())
+        self._squares += float(given.double().square().sum())
         rows = x.float() if weights is None else x * weights.sqrt()[:, None]
         largest, order = rows.abs().amax(1).sort(descending=True, stable=True)
         start, count = 0, int((largest > 0).sum())
@@ -59,8 +61,16 @@ class Moments:
             product = int_matmul(part, codes[start:])
             self._sum[start : start + _COLUMNS, start:].add_(product, alpha=factor)
 
-    def factor(self, damp: float) -> Factor | None:
-        """What sequential rounding needs; None if nothing can be learned from the sum."""
+    def factor(self, damp: float, shrink: float) -> Factor | None:
+        """What sequential rounding needs; None if nothing can be learned from the sum.
+
+        Correlations seen in few rows are partly chance, and rounding would fit them: the diagonal
+        is multiplied by 1 + ``shrink`` · width / rows, with (Σ w)² / Σ w² for the rows.
+        """
+        if self._squares > 0:
+            rows = self._weight**2 / self._squares
+            self._sum.diagonal().mul_(1 + shrink * self._sum.shape[0] / rows)
+            self._squares = 0.0
         return factorise(symmetric(self._sum), damp=damp)
 
 
@@ -103,7 +113,7 @@ class InputStatistics:
         self.ranges = InputHistogram() if wanted.ranges else None
         self.sample = Sample(rows, sample) if wanted.sample else None
 
-        self._factors: dict[float, Factor | None] = {}
+        self._factor: list[Factor | None] = []
 
     def add(self, x: Tensor) -> None:
         for part in (self.moments, self.ranges, self.sample):
@@ -116,10 +126,8 @@ class InputStatistics:
             raise ValueError("no rows were kept")
         return self.sample.rows()
 
-    def factor(self, damp: float) -> Factor | None:
+    def factor(self, damp: float, shrink: float) -> Factor | None:
         """The factor of the moments, computed once for all modules that read the input."""
-        if self.moments is None:
-            return None
-        if damp not in self._factors:
-            self._factors[damp] = self.moments.factor(damp)
-        return self._factors[damp]
+        if self.moments is not None and not self._factor:
+            self._factor.append(self.moments.factor(damp, shrink))
+        return self._factor[0] if self._factor else None

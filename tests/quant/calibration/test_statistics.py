@@ -59,7 +59,25 @@ def test_nothing_is_learned_from_zeros() -> None:
     moments = Moments(16)
     moments.add(torch.zeros(5, 16))
     moments.add(torch.zeros(0, 16))
-    assert moments.factor(0.01) is None
+    assert moments.factor(0.01, 1.0) is None
+
+
+def test_the_average_and_the_diagonal_stand_in_for_rows() -> None:
+    x, other = draw(50, 16, seed=1), draw(400, 16, seed=2)
+    weights = torch.rand(50, generator=torch.Generator().manual_seed(3)) + 0.1
+    moments, average = Moments(16), Moments(16)
+    moments.add(x, weights)
+    average.add(other)
+    moments.add_average(average, 32.0)
+    factor = moments.factor(0.0, 2.0)
+    assert factor is not None
+    exact = x.double().T @ (x.double() * weights.double()[:, None])
+    exact += other.double().T @ other.double() * (32.0 * float(weights.mean()) / 400)
+    w = weights.double()
+    exact.diagonal().mul_(1 + 2.0 * 16 / float(w.sum() ** 2 / w.square().sum()))
+    upper = factor.feedback.double()
+    found = upper @ torch.diag(factor.pivots.double()) @ upper.T
+    assert float((found - exact[factor.order][:, factor.order]).norm() / exact.norm()) < LIMIT
 
 
 def test_a_sample_is_spread_over_the_input() -> None:
