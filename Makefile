@@ -24,15 +24,18 @@ PYTEST := python -m pytest -q -n $(JOBS) --dist loadfile
 TORCH_FREE := tests/core tests/cli tests/deploy tests/test_packaging.py tests/test_cold_import.py
 # What else runs on Python 3.12 where a CPU build of torch is to be had for it.
 WITH_TORCH := tests/ops tests/quant tests/simulator tests/support
+# vLLM acts on an installed Triton, so that has an environment of its own. Other releases allocate
+# registers differently; its interpreter needs NumPy 2.2.
+TRITON := "triton==3.6.0" "numpy==2.2.*" "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.8"
 TOOLS_312 := "transformers>=5.19,<5.20" safetensors "onnx>=1.23,<1.24" "onnxruntime>=1.32,<1.33" "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.8"
 
 .NOTPARALLEL:
-.PHONY: demo test nightly install install-dev lint test-312 clean
+.PHONY: demo test nightly install install-dev lint test-312 test-triton clean
 
 demo: install
 	@$(BIN)/glm5-ascend demo
 
-test: lint test-312
+test: lint test-312 test-triton
 	@echo "== tests"
 	@$(BIN)/$(PYTEST) --durations=10
 
@@ -67,5 +70,19 @@ test-312:
 	fi
 endif
 
+ifeq ($(shell uname -m),x86_64)
+test-triton:
+	@tools/install.sh .venv-triton torch? $(TRITON)
+	@if .venv-triton/bin/python -c 'import torch' 2>/dev/null; then \
+		echo "== Triton kernels: interpreted, and compiled for sm_90a"; \
+		TRITON_INTERPRET=1 .venv-triton/bin/$(PYTEST) tests/ops/triton; \
+	else \
+		echo "== Triton kernels not tested: no CPU build of torch is at hand"; \
+	fi
+else
+test-triton:
+	@echo "== Triton kernels not tested: their compiler is tried on x86_64 only"
+endif
+
 clean:
-	rm -rf .venv .venv-312 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-312 .venv-triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

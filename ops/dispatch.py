@@ -48,12 +48,22 @@ class _Backend(NamedTuple):
     probe: Callable[[], object] | None = None  # raises BackendUnavailable
 
 
+def _find_cuda() -> None:
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise BackendUnavailable(
+            "no CUDA device was found",
+            "set TRITON_INTERPRET=1 to run the kernels in Triton's interpreter, very slowly",
+        )
+
+
 _IMAGE = "run inside the vllm-ascend image"
 _BACKENDS = {
     "reference": _Backend("reference"),
     "cpu": _Backend("cpu", device="cpu", probe=lambda: compiler.find()),
     "emulated": _Backend("emulated", device="cpu", probe=lambda: compiler.find_for_emulator()),
-    "triton": _Backend("triton_kernel", "triton", "install glm5-ascend[nvidia]"),
+    "triton": _Backend(
+        "triton_kernel", "triton", "install glm5-ascend[nvidia]", probe=lambda: _find_cuda()
+    ),
     # Folders ascendc/ hold the kernels, so the module has another name.
     "ascendc": _Backend("ascendc_npu", "torch_npu", _IMAGE, "npu", lambda: library.find()),
     "torch_npu": _Backend("torch_npu_op", "torch_npu", _IMAGE, "npu"),

@@ -108,7 +108,7 @@ class _Shortcut:
         self._positional = [_TYPES[str(a.type)] for a in arguments if not a.kwarg_only]
         self._named = {a.name: _TYPES[str(a.type)] for a in arguments if a.kwarg_only}
         # Callers repeat few forms a thousand times: one look-up instead of twenty.
-        self._known: dict[tuple[type | str, ...], bool] = {}
+        self._known: dict[tuple[object, ...], bool] = {}
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the kernel may be called at once with these arguments."""

@@ -76,6 +76,8 @@ def test_availability_covers_every_folder_and_every_documented_backend() -> None
             assert row.reason == "this release does not implement it", row
         elif package is not None and find_spec(package) is None:
             assert row.reason == f"package {package} is not installed", row
+        elif row.backend == "triton" and not torch.cuda.is_available():
+            assert row.reason == "no CUDA device was found", row
         else:
             assert row.reason == "", row
         assert (row.hint == "") == (row.reason == ""), row
