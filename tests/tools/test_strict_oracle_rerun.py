@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tools.oracle.corpus import corpus
+from tools.oracle.fixes import fixes
 from tools.oracle.install import Environment, PackagesUnavailable
 from tools.oracle.mutations import MUTATIONS
-from tools.oracle.record import CHECKPOINTS, COMMANDS, compact, read_rows
+from tools.oracle.record import CHECKPOINTS, COMMANDS, FIXES, compact, read_rows
 from tools.oracle.releases import find_release
 from tools.oracle.sample import write_sample
 from tools.oracle.trials import Oracle, Record, run_commands
@@ -23,6 +24,15 @@ pytestmark = pytest.mark.slow
 NEW, OLD = "0.30.0rc2", "0.23.0.post1"
 LOADED = ("none", "one scale_bias missing", "q_b float")
 COMMANDED = ("a3-1-w4a8c8", "muls-add-top", "flag-unknown")
+# Repaired: a moved key, respelt caches, a scheduler, a flag, and broken JSON.
+REPAIRED = (
+    "muls-add-top",
+    "c8-new",
+    "sparse-c8-old",
+    "balance-on-decode",
+    "flag-one-dash",
+    "json-broken",
+)
 
 
 def installed(version: str, *, fetch: bool) -> Environment:
@@ -68,11 +78,13 @@ def test_checkpoints(version: str, fetch: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "fetch"), [(NEW, True), (OLD, False)])
 def test_commands(version: str, fetch: bool, tmp_path: Path) -> None:
     environment = installed(version, fetch=fetch)
+    wanted = [(COMMANDS, entry) for entry in corpus() if entry["id"] in COMMANDED]
+    wanted += [(FIXES, entry) for entry in fixes(version) if entry["id"] in REPAIRED]
+    assert len(wanted) == len(COMMANDED) + len(REPAIRED)
     asked = []
-    for entry in corpus():
-        if entry["id"] in COMMANDED:
-            command, _ = resolve_model(entry["command"], tmp_path, None)
-            asked.append({"id": entry["id"], "argv": command.argv, "env": command.env})
-    assert len(asked) == len(COMMANDED)
+    for path, entry in wanted:
+        command, _ = resolve_model(entry["command"], tmp_path, None)
+        row = recorded(path, version, "id", entry["id"])
+        asked.append({"row": row, "argv": command.argv, "env": command.env})
     for command, record in run_commands(environment, asked, "A3"):
-        same(recorded(COMMANDS, version, "id", command["id"]), record)
+        same(command["row"], record)
