@@ -48,6 +48,8 @@ def attention() -> Iterator[Case]:
         yield AttentionCase(requests=DRAFTS, shape=SMALL, dtype=dtype, with_sums=True)
     # More positions than one part holds, and peaked weights.
     yield AttentionCase(requests=DRAFTS, shape=SMALL, count=300, with_sums=True, std=4.0)
+    for kind in ("holes", "future", "empty"):
+        yield AttentionCase(requests=DRAFTS, shape=SMALL, kind=kind)
     yield AttentionCase(requests=DRAFTS, shape=SMALL, block=4, count=20)
     yield AttentionCase(requests=DECODE, shape=SMALL, with_rope=False, mode=0)
     for dtype in (torch.bfloat16, torch.float16):

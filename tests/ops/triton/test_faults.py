@@ -61,7 +61,7 @@ FAULTS = {
     "first block of keys dropped": of_attention(
         "range(part * length, end, BN)", "range(part * length + BN, end, BN)"
     ),
-    "future keys": of_attention("(position < seen)", "(position < seen + 1)"),
+    "future keys": of_attention("(position < seen)", "(position < seen + 1)", kind="future"),
     "no new maximum": of_attention("out * shrink[None, :]", "out", std=4.0),
     "parts unscaled": of_attention("values * factor[:, None]", "values", std=4.0),
     "rotated part forgotten": of_attention("score += dot(key_r", "score += 0 * dot(key_r"),
