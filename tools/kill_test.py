@@ -37,6 +37,8 @@ RELEASES = ("0.23.0.post1", "0.30.0rc2")
 _GIB = 1 << 30
 _BASE_BYTES, _WORKER_BYTES = 4 * _GIB, 3 * _GIB // 2
 _LEAST_INSIDE = 5
+_ORACLE_SHARE = 1.9
+_NO_ROOM = "not asked: too little memory for the checkpoint"
 
 Row = dict[str, Any]
 
@@ -159,7 +161,15 @@ def verdicts(out: Path, sample: int, *, oracle: bool, timeout: float) -> Iterato
         bad = [finding.message for finding in report.findings]
         yield f"verify {name}", "no findings" if not bad else bad[0]
         if oracle:
-            yield f"oracle {name}", _asked(out, name, timeout)
+            yield f"oracle {name}", _asked(out, name, timeout) if _fits(out) else _NO_ROOM
+
+
+def _fits(out: Path) -> bool:
+    """Whether memory holds what the oracle loads, which was seen to take 1.6 times the files."""
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return free << 10 > _ORACLE_SHARE * size
 
 
 def _asked(out: Path, name: str, timeout: float) -> str:
@@ -223,7 +233,7 @@ def main(
         out, row = test(trial, kills, plain=plain)
         row["verdicts"] = dict(verdicts(out, sample, oracle=oracle, timeout=timeout))
     row = {
-        **provenance(["python", "-m", "tools.kill_test", *sys.argv[1:]]),
+        **provenance(["python", "-m", "tools.kill_test", *_without_place(sys.argv[1:])]),
         "source_bytes": size,
         "experts": trial.config.n_routed_experts,
         "scheme": scheme,
@@ -237,6 +247,15 @@ def main(
     bad = {key: text for key, text in row["verdicts"].items() if text not in _GOOD}
     if bad:
         raise Failed("; ".join(f"{key}: {text}" for key, text in bad.items()))
+
+
+def _without_place(words: Sequence[str]) -> list[str]:
+    """The command without where its files were, which is nobody else's place."""
+    kept = list(words)
+    while "--work" in kept:
+        at = kept.index("--work")
+        del kept[at : at + 2]
+    return kept
 
 
 _GOOD: Sequence[str] = ("no findings", "accepted")

@@ -36,10 +36,10 @@ _POOL = 1 << 24
 
 
 def config_of(nbytes: int) -> dict[str, Any]:
-    """A ``config.json`` of about ``nbytes`` of BF16 weights: as many experts as fit.
+    """A ``config.json`` of at least ``nbytes`` of BF16 weights: so many experts.
 
     Raises:
-        SystemExit: not even two experts fit.
+        SystemExit: two experts are more than that.
     """
     raw: dict[str, Any] = json.loads(RELEASE.read_text(encoding="utf-8"))
     raw |= {} if nbytes >= FULL_BYTES else _SMALL
@@ -47,7 +47,8 @@ def config_of(nbytes: int) -> dict[str, Any]:
     raw["indexer_types"] = raw["indexer_types"][:_LAYERS]
     raw["mlp_layer_types"] = raw["mlp_layer_types"][:_LAYERS]
     one, two = (_bytes(raw | {"n_routed_experts": count}) for count in (8, 9))
-    count = 8 + (nbytes - one) // (two - one)
+    # Rounded up: the size is a least one.
+    count = 8 - (one - nbytes) // (two - one)
     if count < 2:
         raise SystemExit(f"error: {nbytes:,} bytes hold no model of this shape")
     active = min(raw["num_experts_per_tok"], count)
