@@ -158,6 +158,14 @@ def test_buffer_bound_equals_what_logs_and_recipes_say() -> None:
     assert bill(grid()[0]).parts["hccl"] == 2 * 200 * MIB
 
 
+def test_what_comes_late_must_fit_outside_of_the_budget() -> None:
+    base = replace(grid()[0], utilisation=0.94, buffsize=1024)
+    spare = 61.27 * 0.06 - 0.67 - 2 * 1024 / 1024
+    assert bill(base).outside_margin / GIB == pytest.approx(spare, abs=1e-6)
+    decode = bill(replace(base, role="decode"))
+    assert decode.outside_margin / GIB == pytest.approx(spare + 2.0, abs=1e-6)
+
+
 def test_refusals_are_named() -> None:
     base = grid()[0]
     five = bill(replace(base, group=Group.parse("dp5tp8")))

@@ -43,6 +43,7 @@ def test_what_is_fitted_is_fitted_well() -> None:
     assert max(wrong) < 0.16
 
 
+@pytest.mark.slow
 def test_the_stored_numbers_are_a_minimum() -> None:
     """No number can be moved by a tenth of its range and fit the list much better."""
     low = np.array([bound[0] for bound in calibrate_planner.BOUNDS.values()])

@@ -51,6 +51,16 @@ def test_a_decode_step_by_hand() -> None:
     assert (parts["host"], parts["drafts"]) == (5e-3 + 4 * 0.5e-3, 0.0)
 
 
+def test_attention_is_bound_by_what_takes_longer() -> None:
+    slow = replace(SIMPLE, gather=0.6, attention=0.05)
+    parts = StepModel(work_of(settings(group=Group(32, 1))), slow).parts(
+        *(np.full(32, x) for x in (4.0, 8192.0, 0.0, 0.0))
+    )
+    computed = 4 * 2048 * 2 * 64 * (2 * 512 + 64) / (353.9e12 * 0.05)
+    assert computed > 4 * 2048 * 1152 / (1600e9 * 0.6)
+    assert parts["attention"] == pytest.approx(78 * computed)
+
+
 def test_sums_of_products_by_hand() -> None:
     parts = StepModel(work_of(settings()), SIMPLE).parts(
         *(np.full(8, x) for x in (0.0, 0.0, 4096.0, 100.0))

@@ -84,6 +84,8 @@ def test_every_kind_of_choice_is_tried() -> None:
 def test_tighter_limits_never_find_more(found: Search) -> None:
     tight = search(replace(TARGETS, tpot=0.04), CHOICES, fitted(), 4, 5)
     assert all(point.values[2] <= 0.04 for point in tight.best)
+    slow = [point for point in tight.points if point.tpot > 0.04]
+    assert tight.rejected["TPOT above the limit"] == len(slow) > 0
     if tight.best:
         assert tight.best[0].throughput <= max(point.throughput for point in found.points)
     none = search(replace(TARGETS, tpot=0.001), CHOICES, fitted(), 4, 5)
