@@ -69,9 +69,9 @@ def _ci(
                 npus=npus,
                 servers=servers,
             )
-    nodes = {item.get("node_index"): item for item in _mappings(document.get("config"))}
+    nodes = {str(item.get("node_index")): item for item in _mappings(document.get("config"))}
     for item in _mappings(document.get("templates")):
-        node = nodes.get(item.get("node_index"), {})
+        node = nodes.get(str(item.get("node_index")), {})
         template = item.get("server_cmd_template")
         for site in _site(name, text, item, template, common, model, switches, _node(node)):
             launch = Launch(proxy=proxy, copies=_whole(node.get("dp_size_local")) or 1)
