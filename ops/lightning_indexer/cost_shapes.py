@@ -25,12 +25,20 @@ def case(shape: Shape) -> Case:
     refuse(int8 > 1, f"int8 is {int8}", "write int8=0 or int8=1")
     refuse(h not in _HEADS, f"h={h} heads", f"the kernel takes h={', '.join(map(str, _HEADS))}")
     refuse(k > 2048, f"k={k} positions", "the kernel keeps at most 2048")
-    pairs = b * (q * (s - q) + q * (q + 1) // 2)
+    # Rows that see k keys or fewer need no scores.
+    trivial = min(q, max(0, k - (s - q)))
+    scored = q - trivial
+    pairs = b * (scored * s - scored * (scored - 1) // 2)
     products = pairs * h * _DIM
+    floor, floor_bytes = "keys, once", 2 * _DIM * b * s
+    if int8:
+        floor, floor_bytes = "keys and their scales, once", (_DIM + 2) * b * s
+    if not scored:
+        floor, floor_bytes = "positions, once", 4 * b * q * k
     return Case(
         run=lambda: _call(shape),
-        floor="keys, once" if not int8 else "keys and their scales, once",
-        floor_bytes=b * s * (_DIM + 2 if int8 else 2 * _DIM),
+        floor=floor,
+        floor_bytes=floor_bytes,
         products={"int8" if int8 else "b16": products},
         memory=_DIM * (6 * s + 12 * b * s) + 8 * _DIM * b * q * h,
         seconds=4 + products / _HOST_PRODUCTS + pairs / _HOST_PAIRS,
