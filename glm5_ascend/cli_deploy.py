@@ -8,6 +8,7 @@ import click
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command
+from glm5_ascend.errors import ExitCode
 
 _QUANTS = click.Choice(["bf16", "w8a8", "w4a8"])
 _CACHES = click.Choice(["bf16", "li-c8", "sfa-c8", "both"])
@@ -15,6 +16,7 @@ _COUNT = click.IntRange(1)
 _SHARE = click.FloatRange(0, 1, max_open=True)
 _MILLISECONDS = click.FloatRange(0, min_open=True)
 _HW_HELP = "SKU:SERVERS, e.g. a3-752t:2; a bare a2 or a3 is its slowest SKU."
+HOSTS_HELP = "IPv4 address of each node, in the plan's order."
 _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
 
 
@@ -116,4 +118,41 @@ def plan(as_json: bool, **options: Any) -> int:
     return int(planned.exit_code)
 
 
-COMMANDS: list[click.Command] = [fit, plan]
+@click.command(cls=Glm5Command, short_help="Write what every server of a plan runs.")
+@click.argument("plan", metavar="PLAN", type=DIRECTORY)
+@click.option(
+    "--format",
+    type=click.Choice(["bash", "docker", "compose", "k8s", "ci"]),
+    default="bash",
+    show_default=True,
+    help="Scripts, docker run, compose files, LeaderWorkerSet, or vllm-ascend's CI file.",
+)
+@click.option("--out", type=DIRECTORY, metavar="DIR", help="Folder to write to.")
+@click.option("--checkpoint", metavar="DIR", help="On the servers.  [default: /models/MODEL-QUANT]")
+@click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
+@click.option("--nic", metavar="NAME", help="Interface of these addresses.")
+@click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
+@click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
+@click.option("--dry-run", is_flag=True, help="Print the files, write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
+def render(as_json: bool, **options: Any) -> int:
+    """Write what every server of a plan runs: variables, vllm serve, and the proxy.
+
+    PLAN is what `plan --out` wrote. Nothing is started. `check` reads every format but proxy.sh.
+    Kubernetes and the CI find the addresses themselves.
+
+    \b
+    Example:
+      glm5-ascend render plan.yaml --hosts 10.0.0.1,10.0.0.2 --nic eth0 --out scripts
+    """
+    from glm5_ascend.deploy.render.command import RenderOptions
+    from glm5_ascend.deploy.render.command import render as run
+
+    if options["out"] is None and not options["dry_run"]:
+        raise click.UsageError("give --out DIR, or --dry-run")
+    rendered = run(RenderOptions(**options))
+    console.emit(rendered.as_dict(), rendered.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)
+
+
+COMMANDS: list[click.Command] = [fit, plan, render]

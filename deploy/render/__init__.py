@@ -1,0 +1,1 @@
+"""From a plan file to what every server runs: commands, scripts, containers, manifests."""

@@ -1,0 +1,204 @@
+"""The serve command of every node of a plan, and the proxy in front of prefill and decode.
+
+An instance over several servers uses vLLM's internal data parallelism: its first server has the
+API, the others are headless. Prefill and decode meet through MooncakeConnectorV1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from glm5_ascend.deploy.catalogue import hardware
+from glm5_ascend.deploy.catalogue.releases import Release, release
+from glm5_ascend.deploy.check.command_line import ServeCommand
+from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan, Value
+from glm5_ascend.deploy.render.place import Place, engine_port, is_split
+
+RPC_PORT = 12_980
+READY_S = 3600
+_ABORT_S = 3600
+_CONNECTOR = "MooncakeConnectorV1"
+# The transport takes random ports from 20000, 1000 per die of a server.
+_TRANSPORT_FIRST, _TRANSPORT_EACH = 20_000, 1000
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FLAG_NAME = re.compile(r"[a-z][a-z0-9-]*")
+PROXY_SCRIPT = (
+    "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/"
+    "load_balance_proxy_server_example.py"
+)
+_OURS = (
+    *("host", "port", "headless", "served-model-name", "model", "additional-config"),
+    *("kv-transfer-config", "data-parallel-address", "data-parallel-rpc-port"),
+    *("data-parallel-size-local", "data-parallel-start-rank", "data-parallel-rank"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one server runs.
+
+    Attributes:
+        number: of the server in the plan.
+        role: ``mixed``, ``prefill`` or ``decode``.
+        instance: number of its instance, counted over all roles.
+        is_head: it has the instance's API.
+        ranks: its data-parallel ranks.
+        command: with the variables that it needs.
+    """
+
+    number: int
+    role: str
+    instance: int
+    is_head: bool
+    ranks: int
+    command: ServeCommand
+
+
+def nodes(plan: Plan, place: Place) -> list[Node]:
+    """The commands of all servers, by number.
+
+    Raises:
+        PlanError: a layout that cannot be spread over servers, flags that contradict it, or a
+            release that does not know what is needed.
+    """
+    found = release(plan.release)
+    made = []
+    for instance, role in enumerate(plan.roles):
+        spread = _spread(plan, role)
+        start = 0
+        for position, (number, ranks) in enumerate(zip(role.nodes, spread, strict=True)):
+            flags = _flags(plan, place, role, position, start, ranks)
+            if is_split(plan):
+                flags["kv-transfer-config"] = _transfer(plan, instance, found)
+            if role.additional_config:
+                flags["additional-config"] = dict(role.additional_config)
+            command = ServeCommand.build(
+                place.checkpoint, flags, _env(plan, place, role, number, found)
+            )
+            made.append(Node(number, role.role, instance, position == 0, ranks, command))
+            start += ranks
+    return sorted(made, key=lambda node: node.number)
+
+
+def _spread(plan: Plan, role: RolePlan) -> list[int]:
+    """Data-parallel ranks of each server of an instance, filled in their order."""
+    group = role.group
+    dies = hardware(f"{plan.sku}:{plan.servers}").sku.dies_per_server
+    if group.pp > 1 or group.tp > dies:
+        raise PlanError(
+            f"{role.layout} puts one rank on several servers, which is not rendered",
+            f"use a layout with TP up to {dies} and without PP",
+        )
+    each = dies // group.tp
+    spread = [max(0, min(each, group.dp - each * position)) for position in range(len(role.nodes))]
+    if sum(spread) != group.dp:
+        raise PlanError(
+            f"{role.layout} does not fit on {len(role.nodes)} servers of {dies} dies",
+            "use a TP that divides the dies of a server",
+        )
+    return spread
+
+
+def _flags(
+    plan: Plan, place: Place, role: RolePlan, position: int, start: int, ranks: int
+) -> dict[str, object]:
+    group = role.group
+    sizes: dict[str, Value] = {
+        "tensor-parallel-size": group.tp,
+        "data-parallel-size": group.dp,
+        "decode-context-parallel-size": group.dcp,
+    }
+    for name, value in role.flags.items():
+        if name in _OURS or not _FLAG_NAME.fullmatch(name):
+            raise PlanError(
+                f"flag {name!r} of {role.role} cannot be in a plan",
+                f"these are set when the plan is rendered: {', '.join(_OURS)}",
+            )
+        if sizes.get(name, value) != value:
+            raise PlanError(
+                f"flag {name} of {role.role} is {value}, its layout is {role.layout}",
+                "make them agree",
+            )
+    flags: dict[str, object] = {"host": "0.0.0.0", "port": engine_port(plan, place)}
+    if position:
+        flags = {"headless": True}
+    flags["served-model-name"] = place.name
+    needed = {name: size for name, size in sizes.items() if size != 1}
+    flags |= {**needed, **role.flags}
+    if len(role.nodes) > 1:
+        flags |= {"data-parallel-size-local": ranks}
+        flags |= {"data-parallel-start-rank": start} if position else {}
+        address = place.hosts[role.nodes[0]]
+        flags |= {"data-parallel-address": address, "data-parallel-rpc-port": RPC_PORT}
+    reasoning = "glm47" if plan.model.startswith("glm-5.3") else "glm45"
+    parsers = {"enable-auto-tool-choice": True, "tool-call-parser": "glm47"}
+    return flags | {"seed": 1024} | parsers | {"reasoning-parser": reasoning} | dict(role.flags)
+
+
+def _env(
+    plan: Plan, place: Place, role: RolePlan, number: int, found: Release
+) -> Mapping[str, str]:
+    for name, value in role.env.items():
+        if not _ENV_NAME.fullmatch(name) or "\0" in value:
+            raise PlanError(f"{name!r} is no environment variable", "correct `env` of the plan")
+    env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_S)}
+    if is_split(plan) or len(role.nodes) > 1:
+        env["HCCL_IF_IP"] = place.hosts[number]
+        names = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+        env |= dict.fromkeys(names, place.nic)
+    abort = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+    if is_split(plan) and abort in found.variables:
+        env[abort] = str(_ABORT_S)
+    return env | dict(role.env)
+
+
+def _transfer(plan: Plan, instance: int, found: Release) -> dict[str, object]:
+    if _CONNECTOR not in found.connectors:
+        raise PlanError(
+            f"vllm-ascend {found.text} has no {_CONNECTOR}", "plan for a release that has it"
+        )
+    sizes: dict[str, dict[str, int]] = {}
+    for role in plan.roles:
+        own = {"dp_size": role.group.dp, "tp_size": role.group.tp}
+        if sizes.setdefault(role.role, own) != own:
+            raise PlanError(
+                f"{role.role} has instances of different layouts",
+                "the connector knows one layout per side: make them equal",
+            )
+    dies = hardware(f"{plan.sku}:{plan.servers}").sku.dies_per_server
+    # One port per rank, behind those of the transport and of the instances before.
+    port = _TRANSPORT_FIRST + dies * _TRANSPORT_EACH
+    for role in plan.roles[:instance]:
+        port += -(-role.group.dies // 100) * 100
+    if port + plan.roles[instance].group.dies > 60_000:
+        raise PlanError("too many instances for the ports of the cache transfer", "plan for fewer")
+    return {
+        "kv_connector": _CONNECTOR,
+        "kv_role": _KV_ROLES[plan.roles[instance].role],
+        "kv_port": str(port),
+        "engine_id": str(instance),
+        "kv_connector_extra_config": {"use_ascend_direct": True, **sizes},
+    }
+
+
+def proxy_words(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None) -> list[str]:
+    """Words of the proxy; empty where prefill and decode are together.
+
+    Args:
+        hosts: name of each instance's first server, where it is not its address.
+    """
+    if not is_split(plan):
+        return []
+    port = str(engine_port(plan, place))
+    words = ["python3", PROXY_SCRIPT, "--host", "0.0.0.0", "--port", str(place.port)]
+    for role, side in (("prefill", "prefiller"), ("decode", "decoder")):
+        heads = [
+            hosts[instance] if hosts else place.hosts[one.nodes[0]]
+            for instance, one in enumerate(plan.roles)
+            if one.role == role
+        ]
+        words += [f"--{side}-hosts", *heads, f"--{side}-ports", *[port] * len(heads)]
+    return words

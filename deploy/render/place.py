@@ -1,0 +1,110 @@
+"""Where a plan is to run: addresses, interface, checkpoint and ports, which no plan file knows."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glm5_ascend.deploy.catalogue.models import model
+from glm5_ascend.deploy.plan_file import Plan, PlanError
+
+PORT = 8000
+_NIC = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
+# 100 ports above: the proxy has the public one.
+_BEHIND_PROXY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is particular to a site.
+
+    Attributes:
+        checkpoint: absolute path of the checkpoint, the same on every server.
+        hosts: IPv4 address per node, or what stands for it in a template; may be empty where no
+            server talks to another.
+        nic: interface of these addresses; empty where no server talks to another.
+        port: of the public endpoint.
+        name: served model name.
+    """
+
+    checkpoint: str
+    hosts: tuple[str, ...] = ()
+    nic: str = ""
+    port: int = PORT
+    name: str = ""
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether prefill and decode are apart."""
+    return plan.roles[0].role != "mixed"
+
+
+def is_networked(plan: Plan) -> bool:
+    """Whether servers of the plan talk to each other."""
+    return is_split(plan) or any(len(role.nodes) > 1 for role in plan.roles)
+
+
+def engine_port(plan: Plan, place: Place) -> int:
+    """Port of an engine: the public one, or one behind the proxy."""
+    return place.port + _BEHIND_PROXY if is_split(plan) else place.port
+
+
+def default_checkpoint(plan: Plan) -> str:
+    """``/models/GLM-5.2-w8a8``."""
+    return f"/models/{model(plan.model).title}-{plan.quant}"
+
+
+def place_of(
+    plan: Plan,
+    *,
+    checkpoint: str | None = None,
+    hosts: str | None = None,
+    nic: str | None = None,
+    port: int = PORT,
+    name: str | None = None,
+    templated: bool = False,
+) -> Place:
+    """Check what the user says of the site against the plan.
+
+    Args:
+        hosts: addresses in the order of the nodes, with commas between.
+        templated: the format takes addresses from its runtime, so ``hosts`` may be missing.
+
+    Raises:
+        PlanError: an address, interface or path that cannot be, or that is missing.
+    """
+    addresses = tuple(text.strip() for text in hosts.split(",")) if hosts else ()
+    _check_hosts(addresses, plan, templated)
+    if nic is not None and not _NIC.fullmatch(nic):
+        raise PlanError(f"{nic!r} is no name of an interface", "see `ip -br address`")
+    if nic is None and is_networked(plan) and not templated:
+        raise PlanError("the servers talk to each other and no interface is named", "add --nic")
+    path = checkpoint or default_checkpoint(plan)
+    if not path.startswith("/") or re.search(r"[\x00-\x1f]", path):
+        raise PlanError(f"checkpoint {path!r} is no absolute path", "give the path on the servers")
+    if not 1 <= port <= 65_535 - _BEHIND_PROXY:
+        raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
+    return Place(path, addresses, nic or "", port, name or model(plan.model).title)
+
+
+def _check_hosts(addresses: Sequence[str], plan: Plan, templated: bool) -> None:
+    for text in addresses:
+        try:
+            ipaddress.IPv4Address(text)
+        except ValueError as error:
+            raise PlanError(
+                f"{text!r} is no IPv4 address", "HCCL wants the address of the interface itself"
+            ) from error
+    if len(set(addresses)) != len(addresses):
+        raise PlanError("an address is named twice", "give one address per node")
+    if addresses and len(addresses) != plan.servers:
+        raise PlanError(
+            f"{len(addresses)} addresses for {plan.servers} servers", "give one address per node"
+        )
+    if not addresses and is_networked(plan) and not templated:
+        raise PlanError(
+            f"the addresses of {plan.servers} servers are missing",
+            "add --hosts 10.0.0.1,10.0.0.2 in the order of the plan's nodes",
+        )

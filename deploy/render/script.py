@@ -1,0 +1,79 @@
+"""Shell scripts: what a server runs, on the host or inside a container."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from glm5_ascend.deploy.plan_file import Plan
+from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
+from glm5_ascend.deploy.render.place import Place, is_split
+
+# Words that a shell is to expand: a variable, or arithmetic.
+_VARIABLE = re.compile(r"\$[A-Z_]+")
+_ARITHMETIC = re.compile(r"\$\(\([A-Z_0-9 *]+\)\)")
+# The Mooncake library sits in its Python package, which the loader does not search.
+_LIBRARIES = """\
+find='import importlib.util as u; print(u.find_spec("mooncake").submodule_search_locations[0])'
+mooncake=$(python3 -c "$find")
+export LD_LIBRARY_PATH="$mooncake:/usr/local/lib64:/usr/local/lib:${LD_LIBRARY_PATH:-}"
+"""
+
+
+def quoted(word: str) -> str:
+    """A word for a shell; ``$NAME`` and ``$((NAME * 4))`` are left to it."""
+    if _VARIABLE.fullmatch(word):
+        return f'"{word}"'
+    return word if _ARITHMETIC.fullmatch(word) else shlex.quote(word)
+
+
+def lines_of(node: Node) -> str:
+    """The serve command, one flag a line, without its variables."""
+    command = node.command
+    head = [*command.program, str(command.model)]
+    rows = [head, *(option.words for option in command.options)]
+    return " \\\n  ".join(" ".join(map(quoted, row)) for row in rows)
+
+
+def body(plan: Plan, node: Node, *, exports: bool = True) -> str:
+    """What a shell does on a node, ending in ``exec vllm serve``.
+
+    Args:
+        exports: set the variables too; containers get theirs from their runtime.
+    """
+    text = "set -eu\n"
+    if exports:
+        text += "".join(
+            f"export {name}={quoted(value)}\n" for name, value in node.command.env.items()
+        )
+    if is_split(plan):
+        text += _LIBRARIES
+    return f"{text}exec {lines_of(node)}\n"
+
+
+def proxy_body(words: Sequence[str]) -> str:
+    """What a shell does to start the proxy."""
+    rows: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            rows.append([])
+        rows[-1].append(word)
+    return "set -eu\nexec " + " \\\n  ".join(" ".join(map(quoted, row)) for row in rows) + "\n"
+
+
+def files(plan: Plan, place: Place) -> dict[str, str]:
+    """``node0.sh`` and so on, and ``proxy.sh`` where prefill and decode are apart."""
+    made = {}
+    for node in nodes(plan, place):
+        where = f" at {place.hosts[node.number]}" if place.hosts else ""
+        about = f"# {plan.model} {plan.quant}, vllm-ascend {plan.release}: node {node.number}"
+        made[f"node{node.number}.sh"] = (
+            f"#!/usr/bin/env bash\n{about}{where}, {node.role} {plan.roles[node.instance].layout}\n"
+            + body(plan, node)
+        )
+    words = proxy_words(plan, place)
+    if words:
+        about = "# On any server that reaches all others, once every instance answers /health."
+        made["proxy.sh"] = f"#!/usr/bin/env bash\n{about}\n{proxy_body(words)}"
+    return made
