@@ -81,12 +81,12 @@ def run(model: Path, vllm_args: list[str], *, dry_run: bool, op_backend: str) ->
         return ExitCode.DONE
     engines.check(engine, facts, os.environ)
     check_all(model, args, engine)
-    timeout_s = _ready_timeout(os.environ)
+    timeout_s = ready_timeout(os.environ)
     _announce(engine, facts, launch)
     if engine is Engine.NPU:
         sys.stderr.flush()
         os.execve(launch.head[0], launch.command, {**os.environ, **launch.environ})
-    return _foreground(launch, args, timeout_s)
+    return foreground(launch, args, timeout_s)
 
 
 def _backend(asked: str, environ: Mapping[str, str]) -> str:
@@ -138,7 +138,12 @@ def _announce(engine: Engine, facts: Facts, launch: Launch) -> None:
         note(f"kept from your environment: {name}={value}")
 
 
-def _ready_timeout(environ: Mapping[str, str]) -> float:
+def ready_timeout(environ: Mapping[str, str]) -> float:
+    """Seconds until an engine must answer, from vLLM's own variable.
+
+    Raises:
+        PreflightError: it is no number.
+    """
     text = environ.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
     number = whole_number(text)
     if text and number is None:
@@ -149,8 +154,13 @@ def _ready_timeout(environ: Mapping[str, str]) -> float:
     return READY_S if number is None else float(number)
 
 
-def _foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
-    """Run the engine with its log on the terminal's stderr."""
+def foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
+    """Run the engine with its log on the terminal's stderr until it ends or is interrupted.
+
+    Raises:
+        Unhealthy: it does not answer within ``timeout_s`` seconds.
+        ChildFailed: it ended with an error.
+    """
     with caught_signals() as caught:
         child = Child(launch.command, {**os.environ, **launch.environ}, output=2)
         try:

@@ -19,6 +19,7 @@ from glm5_ascend.cli_deploy import fit, plan, render
 from glm5_ascend.cli_eval import evaluate
 from glm5_ascend.cli_quant import quantize
 from glm5_ascend.cli_sensitivity import sensitivity
+from glm5_ascend.cli_serve import serve
 from glm5_ascend.cli_verify import inspect, repair, verify_checkpoint
 from glm5_ascend.env import OP_BACKENDS
 from glm5_ascend.errors import ExitCode, PreflightError
@@ -60,44 +61,7 @@ cli.add_command(render)
 cli.add_command(inspect)
 cli.add_command(verify_checkpoint)
 cli.add_command(repair)
-
-
-@cli.command(
-    short_help="Serve a checkpoint over the OpenAI API.",
-    context_settings={"ignore_unknown_options": True},
-)
-@click.argument("model", metavar="MODEL")
-@click.argument(
-    "vllm_args", metavar="[-- VLLM FLAGS...]", nargs=-1, type=click.UNPROCESSED, required=False
-)
-@click.option("--dry-run", is_flag=True, help="Print environment and command, start nothing.")
-@click.option(
-    "--op-backend",
-    type=click.Choice(OP_BACKENDS),
-    default="auto",
-    help="Implementation of the fused operators.",
-)
-def serve(model: str, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str) -> int:
-    """Serve the checkpoint MODEL over the OpenAI API.
-
-    Runs vllm-ascend where there is an NPU, otherwise vLLM on this CPU through the plugin of this
-    project. Every flag that is not listed below goes to vLLM verbatim; after `--`, all of them do.
-
-    On an NPU nothing is added. On a CPU these are, where you do not give them: --host 127.0.0.1,
-    the directory's name as model name, tool calls and reasoning on, eager mode, 256 MiB of cache.
-    --dry-run prints everything.
-
-    \b
-    Example:
-      glm5-ascend serve GLM-5.2-w4a8 --port 8000 --max-model-len 4096
-    """
-    if not model:
-        raise click.UsageError("MODEL is empty")
-    if model.startswith("-"):
-        raise click.UsageError(f"give MODEL before the flags of vLLM, not {model!r} first")
-    from glm5_ascend.deploy.serve import run
-
-    return run(Path(model), list(vllm_args), dry_run=dry_run, op_backend=op_backend)
+cli.add_command(serve)
 
 
 @cli.command(short_help="Write an operator or a decoder layer as ONNX.")

@@ -1,0 +1,131 @@
+"""``glm5-ascend serve --plan``: one node's part of a plan, on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from glm5_ascend.console import note, put
+from glm5_ascend.deploy import engine as engines
+from glm5_ascend.deploy.command import Launch
+from glm5_ascend.deploy.engine import Engine, Facts
+from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.preflight import check_all
+from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
+from glm5_ascend.deploy.render.place import PORT, is_split, place_of
+from glm5_ascend.deploy.serve import foreground, ready_timeout
+from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
+from glm5_ascend.errors import ExitCode, PreflightError
+
+# What may be said beside a plan; everything else belongs into it.
+_BESIDE = ("--port", "--served-model-name")
+_LIBRARIES = "LD_LIBRARY_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of which plan, and where; ``render.place.place_of`` explains the site."""
+
+    plan: Path
+    node_rank: int
+    checkpoint: str | None = None
+    hosts: str | None = None
+    nic: str | None = None
+    vllm_args: Sequence[str] = ()
+
+
+def run(part: Part, *, dry_run: bool) -> int:
+    """Serve a node's part in the foreground until it ends or is interrupted.
+
+    Args:
+        dry_run: print environment and command on stdout and stop.
+
+    Returns:
+        An exit code: 0, or 130 after Ctrl-C or SIGTERM.
+
+    Raises:
+        Glm5Error: the plan or the site is at fault (1), there is no NPU with vllm-ascend here (5),
+            the engine never became healthy (6) or ended with an error (7).
+    """
+    plan = Plan.load(part.plan)
+    node, proxy = _node(plan, part)
+    facts = engines.detect()
+    launch = _launch(node, facts, is_split(plan))
+    if dry_run:
+        put(launch.render())
+        return ExitCode.DONE
+    engine = engines.choose(facts)
+    if engine is not Engine.NPU:
+        raise PreflightError(
+            "a plan needs vllm-ascend and an NPU, and they are not here",
+            "run this on the plan's servers; --dry-run prints the command",
+        )
+    engines.check(engine, facts, os.environ)
+    args = VllmArgs.parse(launch.command[2:])
+    check_all(Path(str(node.command.model)), args, engine)
+    if is_split(plan) and _LIBRARIES not in launch.environ:
+        raise PreflightError(
+            "the package mooncake is not installed, which moves caches from prefill to decode",
+            "run inside the vllm-ascend image",
+        )
+    _announce(plan, node, proxy)
+    return foreground(launch, args, ready_timeout({**os.environ, **launch.environ}))
+
+
+def _node(plan: Plan, part: Part) -> tuple[Node, list[str]]:
+    args = VllmArgs.parse(part.vllm_args)
+    for name in args.values:
+        if name not in _BESIDE:
+            raise PlanError(f"{name} is given beside a plan", f"put it into `flags` of {part.plan}")
+    port = whole_number(args.value("--port", str(PORT)))
+    place = place_of(
+        plan,
+        checkpoint=part.checkpoint,
+        hosts=part.hosts,
+        nic=part.nic,
+        port=-1 if port is None else port,
+        name=args.value("--served-model-name", "") or None,
+    )
+    found = {node.number: node for node in nodes(plan, place)}
+    if part.node_rank not in found:
+        raise PlanError(
+            f"{part.plan} has no node {part.node_rank}",
+            f"its nodes are {', '.join(map(str, sorted(found)))}",
+        )
+    return found[part.node_rank], proxy_words(plan, place)
+
+
+def _launch(node: Node, facts: Facts, split: bool) -> Launch:
+    command = node.command
+    environ = dict(command.env)
+    spec = find_spec("mooncake") if split else None
+    if spec is not None and spec.submodule_search_locations:
+        # The Mooncake library sits in its Python package, which the loader does not search.
+        old = os.environ.get(_LIBRARIES, "")
+        folders = [spec.submodule_search_locations[0], "/usr/local/lib64", "/usr/local/lib", old]
+        environ[_LIBRARIES] = ":".join(filter(None, folders))
+    return Launch(
+        environ=environ,
+        head=(facts.vllm_command or "vllm", "serve", str(command.model)),
+        defaults=tuple(tuple(option.words) for option in command.options),
+        user=(),
+        kept={},
+    )
+
+
+def _announce(plan: Plan, node: Node, proxy: Sequence[str]) -> None:
+    role = plan.roles[node.instance]
+    where = "with the API" if node.is_head else "headless"
+    note(f"node {node.number} of {plan.servers}: {role.role} {role.layout}, {where}")
+    try:
+        installed = metadata.version("vllm-ascend")
+    except metadata.PackageNotFoundError:
+        installed = "unknown"
+    if installed != plan.release:
+        note(f"warning: the plan is for vllm-ascend {plan.release}, installed is {installed}")
+    if proxy and node.is_head:
+        note("once all instances are ready, start the proxy: render writes it as proxy.sh")
