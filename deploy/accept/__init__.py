@@ -1,0 +1,1 @@
+"""Says whether a running endpoint may go into service: answers, tool calls, speed, drafts."""

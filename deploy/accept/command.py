@@ -1,0 +1,139 @@
+"""The work of ``glm5-ascend accept``: put the questions, and say go or no-go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glm5_ascend.console import one_line
+from glm5_ascend.deploy.accept import probes
+from glm5_ascend.deploy.accept.client import Client, Refused
+from glm5_ascend.deploy.accept.probes import FAIL, Check, Limits
+from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.errors import ExitCode, Glm5Error, brief
+from glm5_ascend.files import open_regular
+
+SCHEMA = 1
+# Assumed, where neither a plan nor the user says: what a person still reads along with.
+TTFT_MS, TPOT_MS = 10_000.0, 200.0
+# The performance model is off by about this much on published runs.
+_MARGIN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptOptions:
+    """What the user asked for; limits in milliseconds, the plan's prediction without them."""
+
+    url: str
+    model: str | None = None
+    plan: Path | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    timeout: float = 120.0
+    api_key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What the checks found."""
+
+    url: str
+    model: str
+    checks: list[Check]
+    measured: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[Check]:
+        """The reasons against it."""
+        return [check for check in self.checks if check.verdict == FAIL]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 go; 1 an answer is wrong, broken or slow; 6 the server failed."""
+        if any(check.broken for check in self.failed):
+            return ExitCode.UNHEALTHY
+        return ExitCode.INPUT if self.failed else ExitCode.DONE
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON form."""
+        return {
+            "schema": SCHEMA,
+            "url": self.url,
+            "model": self.model,
+            "go": not self.failed,
+            "reasons": [f"{check.name}: {check.detail}" for check in self.failed],
+            "checks": [
+                {"name": check.name, "verdict": check.verdict, "detail": check.detail}
+                for check in self.checks
+            ],
+            "measured": self.measured,
+        }
+
+    def as_text(self) -> str:
+        """A line per check, then the verdict."""
+        width = max(len(check.name) for check in self.checks)
+        lines = [f"{c.verdict:<7} {c.name:<{width}}  {one_line(c.detail)}" for c in self.checks]
+        names = ", ".join(check.name for check in self.failed)
+        return "\n".join([*lines, f"no-go: {names}" if names else "go"])
+
+
+def accept(options: AcceptOptions) -> Acceptance:
+    """Put every question to the endpoint.
+
+    Raises:
+        Unhealthy: nobody answers there, or with a status from 500.
+        Glm5Error: it is no OpenAI endpoint, or serves no such model.
+    """
+    client = Client.of(options.url, options.timeout, _key(options.api_key_file))
+    limits = _limits(options)
+    model, longest = _model(client, options.model)
+    checks = probes.golden(client, model)
+    checks.append(probes.long_prompt(client, model, longest))
+    checks.append(probes.tool_call(client, model))
+    timed, measured = probes.speed(client, model, limits)
+    return Acceptance(client.url, model, [*checks, *timed], measured)
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    with open_regular(path) as stream:
+        text = stream.read(4096).decode("utf-8", "replace").strip()
+    if not text.isascii() or not text.isprintable() or not text:
+        raise Glm5Error(f"{path} holds no API key", "put the key alone into the file")
+    return text
+
+
+def _limits(options: AcceptOptions) -> Limits:
+    plan = None if options.plan is None else Plan.load(options.plan)
+    drafts = plan is not None and any("speculative-config" in r.flags for r in plan.roles)
+
+    def limit(given: float | None, key: str, assumed: float) -> float:
+        if given is not None or plan is None:
+            return assumed if given is None else given
+        value = plan.predicted.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise PlanError(f"{options.plan} predicts no {key}", "give --ttft and --tpot")
+        return _MARGIN * value
+
+    ttft = limit(options.ttft, "ttft_ms", TTFT_MS)
+    return Limits(ttft, limit(options.tpot, "tpot_ms", TPOT_MS), drafts)
+
+
+def _model(client: Client, asked: str | None) -> tuple[str, int | None]:
+    """Name of the model, and the longest request where the server says it."""
+    try:
+        listed = client.get_json("/v1/models").get("data")
+    except Refused as error:
+        raise Glm5Error(
+            f"{client.url} is no OpenAI endpoint: {error.message}", error.hint
+        ) from error
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    names = [str(entry["id"]) for entry in entries if "id" in entry]
+    if not names:
+        raise Glm5Error(f"{client.url} lists no models", "give the URL of an OpenAI endpoint")
+    name = names[0] if asked is None else asked
+    if name not in names:
+        raise Glm5Error(f"{client.url} serves no {brief(name)}", f"it has {', '.join(names)}")
+    longest = next(e for e in entries if str(e.get("id")) == name).get("max_model_len")
+    return name, longest if isinstance(longest, int) else None

@@ -1,0 +1,250 @@
+"""The questions that are put to an endpoint, and what is wrong with the answers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from glm5_ascend.deploy.accept.client import Client, Refused, Streamed, first_choice
+from glm5_ascend.deploy.accept.text import fault
+from glm5_ascend.errors import Glm5Error, Unhealthy, brief
+
+CHAT, METRICS = "/v1/chat/completions", "/metrics"
+PASS, FAIL, SKIPPED = "pass", "fail", "skipped"
+_DRAFTED = "vllm:spec_decode_num_draft_tokens"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+# Published for three drafts: .90, .77, .63 (GLM-5.2 W4A8); a broken draft layer has next to none.
+_ACCEPTANCE_AT_LEAST = 0.3
+_ACCEPTANCE_PUBLISHED = 0.77
+_STREAMS, _STREAM_TOKENS = 4, 128
+# Beyond the 2048 keys that sparse attention reads, so that the indexer has to choose.
+_FILLER, _LONG_NEEDS = 400, 16_384
+_CODE = "amber-7319"
+
+# Question, and a word of the right answer.
+GOLDEN = (
+    ("What is the capital of France? Answer with one word.", "paris"),
+    ("What is 17 times 23? Answer with the number only.", "391"),
+    ("中国的首都是哪个城市？只回答城市名。", "北京"),
+)
+PROSE = "Explain in about 150 words how a bicycle stays upright while it rolls."
+SPEED = "Write a detailed history of the printing press, in several paragraphs."
+QUESTION = "What is the weather in Hangzhou right now? Use the tool."
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One result.
+
+    Attributes:
+        verdict: ``pass``, ``fail`` or ``skipped``.
+        broken: the server failed, rather than its answer.
+    """
+
+    name: str
+    verdict: str
+    detail: str
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Mean limits in milliseconds, and whether drafts are expected."""
+
+    ttft_ms: float
+    tpot_ms: float
+    drafts: bool = False
+
+
+def guarded(name: str, error: Glm5Error) -> Check:
+    """A check whose request failed."""
+    return Check(name, FAIL, error.message, broken=isinstance(error, Unhealthy))
+
+
+def _body(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        # Answers without thinking are short, and the same for every run.
+        "chat_template_kwargs": {"enable_thinking": False},
+        **more,
+    }
+
+
+def _ask(client: Client, model: str, question: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return first_choice(client.post(CHAT, _body(model, question, tokens, **more)))
+
+
+def _content(choice: dict[str, Any]) -> str:
+    message = choice.get("message")
+    return str(message.get("content") or "") if isinstance(message, dict) else ""
+
+
+def golden(client: Client, model: str) -> list[Check]:
+    """Short questions with one right answer, prose, and a word hidden in a long prompt."""
+    checks = []
+    for number, (question, wanted) in enumerate(GOLDEN, start=1):
+        checks.append(_told(client, model, f"golden {number}", question, wanted))
+    try:
+        text = _content(_ask(client, model, PROSE, 320))
+        found = fault(text) or (None if len(text) >= 200 else f"only {brief(text)}")
+        checks.append(Check("prose", FAIL if found else PASS, found or f"{len(text)} characters"))
+    except Glm5Error as error:
+        checks.append(guarded("prose", error))
+    return checks
+
+
+def long_prompt(client: Client, model: str, longest: int | None) -> Check:
+    """A word in the middle of some thousand tokens must be found."""
+    if longest is not None and longest < _LONG_NEEDS:
+        return Check("long prompt", SKIPPED, f"the server takes {longest} tokens")
+    lines = [f"Entry {n}: the shelf holds {n * 7 % 90 + 10} boxes." for n in range(_FILLER)]
+    lines[_FILLER // 2] = f"Entry {_FILLER // 2}: the code word is {_CODE}."
+    question = "\n".join([*lines, "Which code word is in the list? Answer with it only."])
+    return _told(client, model, "long prompt", question, _CODE)
+
+
+def _told(client: Client, model: str, name: str, question: str, wanted: str) -> Check:
+    try:
+        text = _content(_ask(client, model, question, 64))
+    except Glm5Error as error:
+        return guarded(name, error)
+    found = fault(text)
+    if found is None and wanted not in text.lower():
+        found = f"{brief(text)} where {wanted} is right"
+    return Check(name, FAIL if found else PASS, found or brief(text))
+
+
+def tool_call(client: Client, model: str) -> Check:
+    """The model must call a function with arguments that are JSON."""
+    try:
+        choice = _ask(client, model, QUESTION, 256, tools=[TOOL])
+    except Glm5Error as error:
+        return guarded("tool call", error)
+    message = choice.get("message")
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list) or not calls:
+        said = brief(_content(choice))
+        return Check("tool call", FAIL, f"no call but {said}: are tool calls switched on?")
+    function = calls[0].get("function", {}) if isinstance(calls[0], dict) else {}
+    name, text = str(function.get("name")), str(function.get("arguments"))
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return Check("tool call", FAIL, f"arguments {brief(text)} are no JSON")
+    city = arguments.get("city") if isinstance(arguments, dict) else None
+    right = name == "get_weather" and ("hangzhou" in str(city).lower() or city == "杭州")
+    return Check("tool call", PASS if right else FAIL, f"{name}({brief(text)})")
+
+
+def speed(client: Client, model: str, limits: Limits) -> tuple[list[Check], dict[str, float]]:
+    """Four streamed answers at once against the limits; a fifth before them warms up."""
+    more = {"ignore_eos": True}
+    try:
+        before = counters(client)
+        client.stream(CHAT, _body(model, SPEED, 16))
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            # Numbered, so that no answer finds the prompt of another in the cache.
+            asked = [
+                pool.submit(
+                    client.stream, CHAT, _body(model, f"{n}. {SPEED}", _STREAM_TOKENS, **more)
+                )
+                for n in range(_STREAMS)
+            ]
+            streams = [one.result() for one in asked]
+        after = counters(client)
+    except Glm5Error as error:
+        return [guarded("speed", error)], {}
+    checks = [_timed(streams, limits)]
+    measured = _measured(streams)
+    drafts, rate = _drafts(before, after, limits)
+    if rate is not None:
+        measured["accepted_per_draft"] = round(rate, 3)
+    return [*checks, drafts], measured
+
+
+def _measured(streams: Sequence[Streamed]) -> dict[str, float]:
+    if any(one.tokens < 2 or one.last_s <= one.first_s for one in streams):
+        return {}
+    steps = [(one.last_s - one.first_s) / (one.tokens - 1) for one in streams]
+    longest = max(one.last_s for one in streams)
+    return {
+        "ttft_ms": round(1e3 * statistics.fmean(one.first_s for one in streams), 1),
+        "tpot_ms": round(1e3 * statistics.fmean(steps), 2),
+        "tokens_per_s": round(sum(one.tokens for one in streams) / longest, 1),
+    }
+
+
+def _timed(streams: Sequence[Streamed], limits: Limits) -> Check:
+    for one in streams:
+        found = fault(one.text)
+        if found:
+            return Check("speed", FAIL, f"the answers cannot be used: {found}")
+        if one.tokens < _STREAM_TOKENS:
+            return Check(
+                "speed", FAIL, f"{one.tokens} tokens where {_STREAM_TOKENS} were asked for"
+            )
+    found = _measured(streams)
+    if not found:
+        return Check("speed", FAIL, "answers come in one piece: is something buffering the stream?")
+    slow = [
+        f"{name} {found[key]:.0f} ms, {limit:.0f} allowed"
+        for name, key, limit in (
+            ("TTFT", "ttft_ms", limits.ttft_ms),
+            ("TPOT", "tpot_ms", limits.tpot_ms),
+        )
+        if found[key] > limit
+    ]
+    said = f"TTFT {found['ttft_ms']:.0f} ms, TPOT {found['tpot_ms']:.1f} ms"
+    said += f", {found['tokens_per_s']:.0f} tokens/s of {_STREAMS} requests"
+    return Check("speed", FAIL if slow else PASS, "; ".join(slow) or said)
+
+
+def counters(client: Client) -> tuple[float, float] | None:
+    """Draft tokens proposed and accepted, of all engines; None where there are no metrics."""
+    try:
+        text = client.get(METRICS)
+    except Refused:
+        return None
+    totals = {_DRAFTED: 0.0, _ACCEPTED: 0.0}
+    for line in text.splitlines():
+        name, _, value = line.strip().rpartition(" ")
+        name = name.partition("{")[0].removesuffix("_total")
+        if name in totals:
+            try:
+                totals[name] += float(value)
+            except ValueError:
+                return None
+    return totals[_DRAFTED], totals[_ACCEPTED]
+
+
+def _drafts(
+    before: tuple[float, float] | None, after: tuple[float, float] | None, limits: Limits
+) -> tuple[Check, float | None]:
+    if before is None or after is None:
+        return Check("drafts", SKIPPED, "the endpoint has no /metrics; ask an engine itself"), None
+    drafted, accepted = (new - old for old, new in zip(before, after, strict=True))
+    if drafted <= 0:
+        said = "the server makes no drafts"
+        return Check("drafts", FAIL if limits.drafts else SKIPPED, said), None
+    rate = accepted / drafted
+    said = f"{rate:.2f} of the drafts accepted ({_ACCEPTANCE_PUBLISHED} published for three)"
+    return Check("drafts", PASS if rate >= _ACCEPTANCE_AT_LEAST else FAIL, said), rate
