@@ -202,19 +202,19 @@ def _timed(streams: Sequence[Streamed], limits: Limits) -> Check:
             return Check(
                 "speed", FAIL, f"{one.tokens} tokens where {_STREAM_TOKENS} were asked for"
             )
-    found = _measured(streams)
-    if not found:
+    measured = _measured(streams)
+    if not measured:
         return Check("speed", FAIL, "answers come in one piece: is something buffering the stream?")
     slow = [
-        f"{name} {found[key]:.0f} ms, {limit:.0f} allowed"
+        f"{name} {measured[key]:.0f} ms, {limit:.0f} allowed"
         for name, key, limit in (
             ("TTFT", "ttft_ms", limits.ttft_ms),
             ("TPOT", "tpot_ms", limits.tpot_ms),
         )
-        if found[key] > limit
+        if measured[key] > limit
     ]
-    said = f"TTFT {found['ttft_ms']:.0f} ms, TPOT {found['tpot_ms']:.1f} ms"
-    said += f", {found['tokens_per_s']:.0f} tokens/s of {_STREAMS} requests"
+    said = f"TTFT {measured['ttft_ms']:.0f} ms, TPOT {measured['tpot_ms']:.1f} ms"
+    said += f", {measured['tokens_per_s']:.0f} tokens/s of {_STREAMS} requests"
     return Check("speed", FAIL if slow else PASS, "; ".join(slow) or said)
 
 
