@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from glm5_ascend import __version__, console
-from glm5_ascend.cli_base import DIRECTORY, Glm5Group
+from glm5_ascend.cli_base import DIRECTORY, Finite, Glm5Group
 from glm5_ascend.cli_check import check, doctor
 from glm5_ascend.cli_deploy import fit, plan, render
 from glm5_ascend.cli_eval import evaluate
@@ -277,7 +277,7 @@ def emulate(target: str, as_json: bool, **options: Any) -> int:
     "--limit",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(1),
+    type=Finite(1),
     help="Seconds of emulation above which smaller shapes stand in.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")

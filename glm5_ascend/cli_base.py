@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,7 +12,9 @@ from typing import Any, NoReturn
 import click
 
 from glm5_ascend import console
-from glm5_ascend.errors import ExitCode, Glm5Error
+from glm5_ascend.errors import ExitCode, Glm5Error, brief
+
+_MOST = 1e12
 
 
 class PathType(click.Path):
@@ -22,6 +25,28 @@ class PathType(click.Path):
         if str(value) == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A range without NaN, which compares as within every range, and without absurd numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse NaN, infinity and what exceeds ``_MOST``."""
+        number = super().convert(value, param, ctx)
+        if not number <= _MOST:
+            self.fail(f"{number:g} is no number up to {_MOST:g}", param, ctx)
+        return number
+
+
+class Count(click.IntRange):
+    """A range of whole numbers of at most 32 bits, so that products of them stay numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what 32 bits do not hold."""
+        number = super().convert(value, param, ctx)
+        if number >= 1 << 31:
+            self.fail(f"{brief(number)} is not below 2**31", param, ctx)
+        return number
 
 
 DIRECTORY = PathType(path_type=Path, readable=False)
@@ -70,8 +95,11 @@ class Glm5Group(click.Group):
             code = ExitCode.INTERRUPTED
         except OSError as error:
             # A file or directory of the user's that the work could not use.
-            if error.filename is None:
+            if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            if error.filename is None:
+                console.report_lines("cannot write: the disk is full", "make room, and repeat it")
+                sys.exit(int(ExitCode.DOES_NOT_FIT))
             console.report_lines(
                 f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
                 "check that it exists, and that you may read it (write it, if it is an output)",

@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from glm5_ascend import console
-from glm5_ascend.cli_base import DIRECTORY, Glm5Command
+from glm5_ascend.cli_base import DIRECTORY, Count, Finite, Glm5Command
 from glm5_ascend.errors import ExitCode
 
 _QUANTS = click.Choice(["bf16", "w8a8", "w4a8"])
 _CACHES = click.Choice(["bf16", "li-c8", "sfa-c8", "both"])
-_COUNT = click.IntRange(1)
-_SHARE = click.FloatRange(0, 1, max_open=True)
-_MILLISECONDS = click.FloatRange(0, min_open=True)
+_COUNT = Count(1)
+_SHARE = Finite(0, 1, max_open=True)
+_MILLISECONDS = Finite(0, min_open=True)
 _HW_HELP = "SKU:SERVERS, e.g. a3-752t:2; a bare a2 or a3 is its slowest SKU."
 HOSTS_HELP = "IPv4 address of each node, in the plan's order."
 _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
@@ -36,7 +36,7 @@ _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
 @click.option(
     "--gpu-memory-utilization",
     "utilisation",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     default=0.92,
     show_default=True,
     help="Share of a die that the engine may take.",
@@ -47,10 +47,14 @@ _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
 @click.option("--dsa-cp", is_flag=True, help="DSA context parallel on mixed and prefill nodes.")
 @click.option("--kv-both", is_flag=True, help="The node has a connector of role kv_both.")
 @click.option("--keep-unfused", is_flag=True, help="mlapo_keep_prefill_weights is on.")
-@click.option("--redundant", type=click.IntRange(0), default=0, help="Redundant experts of EPLB.")
+@click.option("--redundant", type=Count(0), default=0, help="Redundant experts of EPLB.")
 @click.option("--hccl-buffsize", "buffsize", type=_COUNT, help="MiB.  [default: what is needed]")
 @click.option("--eager", is_flag=True, help="No captured graphs.")
-@click.option("--kv-gib", type=float, help="GiB of cache that a log reports, in place of ours.")
+@click.option(
+    "--kv-gib",
+    type=Finite(0, 65536, min_open=True),
+    help="GiB of cache that a log reports, in place of ours.",
+)
 @click.option("--for", "release", default="0.30", show_default=True, help="vllm-ascend's version.")
 @click.option("--json", "as_json", is_flag=True, help="Print the bills as JSON.")
 def fit(as_json: bool, **options: Any) -> int:
@@ -77,17 +81,17 @@ def fit(as_json: bool, **options: Any) -> int:
 @click.option("--kv", type=_CACHES, help="One cache format.  [default: try all]")
 @click.option("--hw", required=True, metavar="SKU[:SERVERS]", help=_HW_HELP)
 @click.option("--isl", type=_COUNT, required=True, help="Tokens of a prompt.")
-@click.option("--osl", type=click.IntRange(2), required=True, help="Tokens of an answer.")
+@click.option("--osl", type=Count(2), required=True, help="Tokens of an answer.")
 @click.option("--prefix", type=_SHARE, default=0.0, show_default=True, help="Share found in cache.")
 @click.option("--prefix-d", type=_SHARE, help="Share that decodes share.  [default: --prefix]")
 @click.option("--concurrency", type=_COUNT, help="Requests at once.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second.")
+@click.option("--rate", type=Finite(0, min_open=True), help="Requests per second.")
 @click.option("--tpot", type=_MILLISECONDS, default=50.0, show_default=True, help="Mean limit, ms.")
 @click.option("--ttft", type=_MILLISECONDS, default=5e3, show_default=True, help="Mean limit, ms.")
 @click.option(
     "--accept-len",
     "accepted",
-    type=click.FloatRange(1, 4),
+    type=Finite(1, 4),
     default=2.8,
     show_default=True,
     help="Tokens per step with three drafts.",
@@ -110,6 +114,8 @@ def plan(as_json: bool, **options: Any) -> int:
       glm5-ascend plan --model glm-5.2 --hw a3-752t:4 --isl 65536 --osl 1024 --prefix 0.9 \\
         --concurrency 128 --out plan.yaml
     """
+    if (options["concurrency"] is None) == (options["rate"] is None):
+        raise click.UsageError("give either --concurrency or --rate")
     from glm5_ascend.deploy.planner.command import PlanOptions
     from glm5_ascend.deploy.planner.command import plan as run
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from glm5_ascend import console
-from glm5_ascend.cli_base import DIRECTORY, Glm5Command
+from glm5_ascend.cli_base import DIRECTORY, Finite, Glm5Command
 from glm5_ascend.errors import PreflightError
 
 
@@ -31,7 +31,7 @@ from glm5_ascend.errors import PreflightError
 @click.option("--html", type=DIRECTORY, help="Write a report with plots into this file.")
 @click.option("--overwrite", is_flag=True, help="Replace that file.")
 @click.option(
-    "--max-kl", type=click.FloatRange(min=0), metavar="NATS", help="Exit with 1 above this mean KL."
+    "--max-kl", type=Finite(min=0), metavar="NATS", help="Exit with 1 above this mean KL."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def evaluate(directory: Path, as_json: bool, **options: Any) -> int:

@@ -28,6 +28,18 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def refuse_unwritable(*paths: Path) -> None:
+    """Raise ``OSError`` for an output that cannot be opened, before any work; changes none."""
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            continue  # A pipe or a device: opening it could wait, or be seen.
+        absent = not path.exists()
+        with open(path, "ab"):
+            pass
+        if absent:
+            path.unlink()
+
+
 def file_size(path: Path) -> int:
     """Bytes of a file; ``CheckpointError`` if it cannot be looked at, e.g. a dangling link."""
     try:

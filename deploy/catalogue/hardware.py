@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 
 from glm5_ascend.deploy.catalogue.tables import CatalogueError, entries, pick, read, sourced
+from glm5_ascend.errors import brief
 
 GIB = 1 << 30
 
@@ -137,7 +138,10 @@ def hardware(request: str) -> Hardware:
     """
     match = _REQUEST.fullmatch(request.strip().lower())
     if match is None:
-        raise CatalogueError(f"{request!r} names no hardware", "write SKU:SERVERS, e.g. a3-752t:2")
+        raise CatalogueError(
+            f"{brief(request)} names no hardware",
+            "write SKU:SERVERS, e.g. a3-752t:2, with 1 to 99999 servers",
+        )
     name, servers = match[1], int(match[2] or 1)
     slowest = read("hardware.toml")["slowest"]
     assumed = None

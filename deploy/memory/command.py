@@ -93,7 +93,7 @@ class Fit:
 
 def resolve_model(name: str) -> Model:
     """A name of the catalogue, or a directory with a GLM-5 ``config.json``."""
-    if name.strip().lower() not in models() and Path(name).is_dir():
+    if name.strip() and name.strip().lower() not in models() and Path(name).is_dir():
         from glm5_ascend.config import Glm5Config
 
         return Model.from_config(Glm5Config.from_dir(Path(name)), Path(name).resolve().name)

@@ -21,6 +21,7 @@ from glm5_ascend.deploy.planner.search import Point, Search, search
 from glm5_ascend.deploy.planner.targets import Targets
 from glm5_ascend.engine_releases import find_release
 from glm5_ascend.errors import ExitCode, Glm5Error
+from glm5_ascend.files import refuse_unwritable
 
 SCHEMA = 1
 _DRAFTS = (0, 1, 2, 3, 5)
@@ -104,6 +105,8 @@ class Planned:
                 lines.append(_row(number, targets, point))
             lines += ["", f"nearest published measurement of 1: {self.near[0].text()}"]
             lines.append(f"confidence: {self.near[0].confidence}; nothing here ran on an NPU")
+        elif not self.found.nearest:
+            lines += ["", "NO LAYOUT meets the targets, and none is near"]
         else:
             lines += ["", "NO LAYOUT meets the targets; the nearest:", _HEAD]
             for number, point in enumerate(self.found.nearest, 1):
@@ -173,6 +176,7 @@ def plan(options: PlanOptions) -> Planned:
 
     Raises:
         Glm5Error: contradicting options, an unknown model or hardware, or a chip without rates.
+        OSError: an output that cannot be opened, before the search.
     """
     started = time.perf_counter()
     targets = _targets(options)
@@ -180,6 +184,7 @@ def plan(options: PlanOptions) -> Planned:
     caches = [options.kv] if options.kv else list(CACHES)
     if not targets.model.index_heads:
         caches = ["bf16"]
+    refuse_unwritable(*filter(None, (options.out, options.chart)))
     drafts = _DRAFTS if options.drafts is None else (options.drafts,)
     parameters = fitted()
     found = search(targets, Choices(caches, drafts), parameters, index_every, options.top)
@@ -212,6 +217,8 @@ def _predicted(targets: Targets, found: Search, near: Sequence[Nearest]) -> dict
 
 
 def _targets(options: PlanOptions) -> Targets:
+    if options.out is not None and options.out == options.chart:
+        raise Glm5Error("--out and --chart name the same file", "give each a name of its own")
     if (options.concurrency is None) == (options.rate is None):
         raise Glm5Error(
             "give either --concurrency or --rate",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +73,10 @@ USAGE = {
     "empty source": (["quantize", "", "b", "--scheme", "w8a8"], "the path is empty", "--help"),
     "empty model": (["serve", ""], "MODEL is empty", "glm5-ascend serve --help"),
     "flag before the model": (["serve", "--port", "1", "m"], "give MODEL before", "serve --help"),
+    "NaN": (["plan", "--rate", "nan"], "'--rate': nan is no number up to 1e+12", "plan --help"),
+    "infinity": (["fit", "--kv-gib", "inf"], "is not in the range", "fit --help"),
+    "above all": (["plan", "--rate", "inf"], "inf is no number up to", "plan --help"),
+    "absurd": (["fit", "--max-num-seqs", "9" * 400], "is not below 2**31", "fit --help"),
 }
 
 
@@ -85,6 +91,20 @@ def test_wrong_usage_has_the_same_voice(case: str) -> None:
     assert message in first
     assert second.startswith("hint: see `glm5-ascend")
     assert hint in second
+
+
+def test_a_full_disk_is_an_error_and_other_surprises_keep_their_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, code in ((errno.ENOSPC, ExitCode.DOES_NOT_FIT), (errno.EIO, 1)):
+
+        def fail(directory: Path, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("glm5_ascend.inspection.inspect_checkpoint", fail)
+        result = run("inspect", "d")
+        assert result.exit_code == code
+        assert ("error: cannot write: the disk is full" in result.stderr) == (code != 1)
 
 
 ERRORS = [Glm5Error, DoesNotFit, BackendUnavailable, Unhealthy, ChildFailed]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 
 from glm5_ascend.cli_deploy import plan
@@ -193,6 +194,9 @@ OPTIONS = PlanOptions("glm-5.1", "w8a8", "a3-752t:2", 3500, 1500, concurrency=8)
     [
         ({"rate": 1.0}, "either"),
         ({"concurrency": None}, "either"),
+        ({"out": Path("same"), "chart": Path("same")}, "same file"),
+        ({"model": ""}, "no model ''"),
+        ({"hw": "a3:0"}, "names no hardware"),
         ({"hw": "atlas-350:1"}, "no plan for"),
         ({"isl": 300_000}, "exceed"),
         ({"model": "glm-6"}, "no model"),
@@ -202,3 +206,25 @@ OPTIONS = PlanOptions("glm-5.1", "w8a8", "a3-752t:2", 3500, 1500, concurrency=8)
 def test_what_cannot_be_planned(change: dict[str, object], words: str) -> None:
     with pytest.raises(Glm5Error, match=words):
         run_plan(replace(OPTIONS, **change))  # type: ignore[arg-type]
+
+
+def test_an_output_that_cannot_be_written_stops_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glm5_ascend.deploy.planner.command.search", pytest.fail)
+    out = tmp_path / "plan.yaml"
+    for chart in (tmp_path, tmp_path / "absent" / "chart.html"):
+        with pytest.raises(OSError, match=chart.name):
+            run_plan(replace(OPTIONS, out=out, chart=chart))
+        assert not out.exists()
+
+
+def test_one_of_load_and_rate_is_wrong_usage() -> None:
+    for words in ((), ("--concurrency", "8", "--rate", "1")):
+        assert "either" in str(run(*words).exception)
+        assert isinstance(run(*words).exception, UsageError)
+
+
+def test_nothing_near_is_said() -> None:
+    options = replace(OPTIONS, model="glm-5.2", quant="bf16", hw="a2:1")
+    assert "NO LAYOUT meets the targets, and none is near" in run_plan(options).as_text()
