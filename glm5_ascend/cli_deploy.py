@@ -161,4 +161,34 @@ def render(as_json: bool, **options: Any) -> int:
     return int(ExitCode.DONE)
 
 
-COMMANDS: list[click.Command] = [fit, plan, render]
+@click.command(cls=Glm5Command, short_help="Say whether a running endpoint may go into service.")
+@click.argument("url", metavar="URL")
+@click.option("--model", metavar="NAME", help="Served model name.  [default: the first]")
+@click.option("--plan", type=DIRECTORY, metavar="FILE", help="Plan whose predictions are limits.")
+@click.option("--ttft", type=_MILLISECONDS, help="Mean limit, ms.  [default: the plan's, or 10000]")
+@click.option("--tpot", type=_MILLISECONDS, help="Mean limit, ms.  [default: the plan's, or 200]")
+@click.option(
+    "--timeout", type=_MILLISECONDS, default=120.0, show_default=True, help="Longest silence, s."
+)
+@click.option("--api-key-file", type=DIRECTORY, metavar="FILE", help="File that holds the key.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def accept(as_json: bool, **options: Any) -> int:
+    """Put questions with known answers to an endpoint, a tool call, and four streams at once.
+
+    Finds answers that are wrong, garbled (`!!!!`) or repeat themselves, streams that are slow or
+    buffered, and drafts that are not accepted. The plan's figures are limits with 25 % on top. Exit
+    code 0 says go, 1 no-go, 6 that the server failed or does not answer.
+
+    \b
+    Example:
+      glm5-ascend accept http://10.0.0.1:8000 --plan plan.yaml
+    """
+    from glm5_ascend.deploy.accept.command import AcceptOptions
+    from glm5_ascend.deploy.accept.command import accept as run
+
+    found = run(AcceptOptions(**options))
+    console.emit(found.as_dict(), found.as_text(), as_json=as_json)
+    return int(found.exit_code)
+
+
+COMMANDS: list[click.Command] = [fit, plan, render, accept]
