@@ -132,12 +132,14 @@ class Plan:
         """
         import yaml
 
+        from glm5_ascend.yaml_file import PlainLoader
+
         with open_regular(path) as stream:
             raw = stream.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
             raise PlanError(f"{path} is larger than 1 MiB", _HINT)
         try:
-            data = yaml.safe_load(raw.decode("utf-8"))
+            data = yaml.load(raw.decode("utf-8"), PlainLoader)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             reason = " ".join(str(error).split())
             raise PlanError(f"{path} is no YAML: {reason}", _HINT) from error

@@ -25,6 +25,7 @@ from glm5_ascend.quant.recipe_rules import (
     SmoothingName,
 )
 from glm5_ascend.quant.scheme import Scheme
+from glm5_ascend.yaml_file import PlainLoader
 
 _SETTINGS = (
     "use_when",
@@ -121,7 +122,7 @@ def overridden(
     )
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(PlainLoader):
     """Plain data only; a key given twice is an error, where YAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:

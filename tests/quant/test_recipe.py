@@ -87,6 +87,7 @@ YAML: dict[str, tuple[str, str]] = {
     "a key twice": ("mtp: w8\nmtp: float\nrules:" + REST, "key 'mtp' occurs twice"),
     "no YAML": ("rules: [", "not valid YAML"),
     "an object": ("!!python/object:os.system {}", "not valid YAML"),
+    "a date": ("kv: 2020-99-99\nrules:" + REST, "'2020-99-99' cannot be read as timestamp"),
     "a list": ("- 1", "must be a mapping"),
     "empty": ("", "must be a mapping"),
 }

@@ -120,7 +120,7 @@ def test_a_plan_that_contradicts_itself(tmp_path: Path, data: object, words: str
 
 def test_no_yaml(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
-    for text in (b"a: [", b"\xff\xfe", b"!!python/object:os.system {}"):
+    for text in (b"a: [", b"\xff\xfe", b"!!python/object:os.system {}", b"a: 2020-99-99"):
         file.write_bytes(text)
         with pytest.raises(PlanError, match="no YAML"):
             Plan.load(file)
