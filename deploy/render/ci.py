@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from glm5_ascend.deploy.catalogue import hardware
+from glm5_ascend.deploy.catalogue.models import model
 from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.nodes import nodes
@@ -72,7 +73,7 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
     ]
     document["benchmarks"] = _BENCHMARKS
     text = yaml.safe_dump(document, sort_keys=False, width=100)
-    return {f"{place.name}-{plan.quant}.yaml": text}
+    return {f"{model(plan.model).title}-{plan.quant}.yaml": text}
 
 
 def _check(plan: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from glm5_ascend.deploy.catalogue import hardware
-from glm5_ascend.deploy.catalogue.releases import images
+from glm5_ascend.deploy.catalogue.releases import images, release
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
 from glm5_ascend.deploy.render.place import Place
@@ -36,7 +36,7 @@ def image(plan: Plan) -> str:
     suffixes = [s for s, known in found["chip_of_suffix"].items() if known == chip]
     if not suffixes:
         raise PlanError(f"vllm-ascend has no image for {chip}", "render bash instead")
-    tag = str(found["tag"]).format(release=plan.release)
+    tag = str(found["tag"]).format(release=release(plan.release).text)
     shortest = min(suffixes, key=len)
     return f"{found['repository']}:{tag}{'-' + shortest if shortest else ''}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from glm5_ascend.console import note, put
 from glm5_ascend.deploy import engine as engines
+from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.command import Launch
 from glm5_ascend.deploy.engine import Engine, Facts
 from glm5_ascend.deploy.plan_file import Plan, PlanError
@@ -125,7 +126,8 @@ def _announce(plan: Plan, node: Node, proxy: Sequence[str]) -> None:
         installed = metadata.version("vllm-ascend")
     except metadata.PackageNotFoundError:
         installed = "unknown"
-    if installed != plan.release:
-        note(f"warning: the plan is for vllm-ascend {plan.release}, installed is {installed}")
+    wanted = release(plan.release).text
+    if installed != wanted:
+        note(f"warning: the plan is for vllm-ascend {wanted}, installed is {installed}")
     if proxy and node.is_head:
         note("once all instances are ready, start the proxy: render writes it as proxy.sh")

@@ -74,7 +74,9 @@ def place_of(
 
     Raises:
         PlanError: an address, interface or path that cannot be, or that is missing.
+        CatalogueError: a model that is not known.
     """
+    title = model(plan.model).title  # refuses models that are not known
     addresses = tuple(text.strip() for text in hosts.split(",")) if hosts else ()
     _check_hosts(addresses, plan, templated)
     if nic is not None and not _NIC.fullmatch(nic):
@@ -86,7 +88,7 @@ def place_of(
         raise PlanError(f"checkpoint {path!r} is no absolute path", "give the path on the servers")
     if not 1 <= port <= 65_535 - _BEHIND_PROXY:
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
-    return Place(path, addresses, nic or "", port, name or model(plan.model).title)
+    return Place(path, addresses, nic or "", port, name or title)
 
 
 def _check_hosts(addresses: Sequence[str], plan: Plan, templated: bool) -> None:

@@ -6,13 +6,14 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
 from glm5_ascend.deploy.render.place import Place, is_split
 
-# Words that a shell is to expand: a variable, or arithmetic.
-_VARIABLE = re.compile(r"\$[A-Z_]+")
-_ARITHMETIC = re.compile(r"\$\(\([A-Z_0-9 *]+\)\)")
+# Words of ours that the shell, LeaderWorkerSet or the CI is to fill in; a user's are kept as is.
+_VARIABLE = re.compile(r"\$(LWS_LEADER_ADDRESS|POD_IP|LOCAL_IP|MASTER_IP|NIC_NAME|SERVER_PORT)")
+_ARITHMETIC = re.compile(r"\$\(\(LWS_WORKER_INDEX \* \d+\)\)")
 # The Mooncake library sits in its Python package, which the loader does not search.
 _LIBRARIES = """\
 find='import importlib.util as u; print(u.find_spec("mooncake").submodule_search_locations[0])'
@@ -22,7 +23,7 @@ export LD_LIBRARY_PATH="$mooncake:/usr/local/lib64:/usr/local/lib:${LD_LIBRARY_P
 
 
 def quoted(word: str) -> str:
-    """A word for a shell; ``$NAME`` and ``$((NAME * 4))`` are left to it."""
+    """A word for a shell; the known variables and ``$((LWS_WORKER_INDEX * 4))`` are left to it."""
     if _VARIABLE.fullmatch(word):
         return f'"{word}"'
     return word if _ARITHMETIC.fullmatch(word) else shlex.quote(word)
@@ -67,7 +68,8 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
     made = {}
     for node in nodes(plan, place):
         where = f" at {place.hosts[node.number]}" if place.hosts else ""
-        about = f"# {plan.model} {plan.quant}, vllm-ascend {plan.release}: node {node.number}"
+        engine = f"vllm-ascend {release(plan.release).text}"
+        about = f"# {plan.model} {plan.quant}, {engine}: node {node.number}"
         made[f"node{node.number}.sh"] = (
             f"#!/usr/bin/env bash\n{about}{where}, {node.role} {plan.roles[node.instance].layout}\n"
             + body(plan, node)

@@ -16,11 +16,13 @@ import yaml
 from click.testing import CliRunner, Result
 
 from glm5_ascend.cli import cli
+from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.command import write_whole
 from glm5_ascend.deploy.render.fields import COMPOSE, FieldError, check_fields
 from glm5_ascend.deploy.render.nodes import nodes
 from glm5_ascend.deploy.render.place import Place, place_of
+from glm5_ascend.errors import Glm5Error
 from tests.deploy.render.plans import HOSTS, PLANS, plan, role, site, written
 
 FORMATS = ("bash", "docker", "compose", "k8s", "ci")
@@ -101,8 +103,14 @@ def wanted(made: Plan) -> list[tuple[list[str], dict[str, str]]]:
     return [(node.command.to_argv()[1:], dict(node.command.env)) for node in found]
 
 
-ODD = {"hf-overrides": {"a b": ["$HOME", "it's", '"', "`x`", "$(y)"]}, "seed": 7}
+ODD = {
+    "hf-overrides": {"a b": ["$HOME", "it's", '"', "`x`", "$(y)"]},
+    "seed": 7,
+    "chat-template": "$HOME",
+}
 ODD_PLAN = plan("a3-752t", 1, role("mixed", (0,), "dp2tp8", 400, **ODD))
+# A user's own words are no variables of ours.
+ODD_PLAN = replace(ODD_PLAN, release="0.30")
 STARTED = {
     **PLANS,
     "odd": replace(ODD_PLAN, roles=(replace(ODD_PLAN.roles[0], env={"A": "b $c '"}),)),
@@ -354,3 +362,28 @@ def test_fields_that_a_kind_has_not(path: str, value: object, words: str, tmp_pa
     check_fields(document)
     with pytest.raises(FieldError, match=words):
         check_fields(damage(document, path, value))
+
+
+def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    file = written(PLANS["mixed one node"], tmp_path)
+    flags = ("--out", tmp_path / "a" / "b", "--name", "../x", "--format", "ci", "--nic", "eth0")
+    result = run("render", file, *flags)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.rglob("*.yaml")) == [
+        "GLM-5.3-w4a8.yaml",
+        "plan.yaml",
+    ]
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["GLM-5.3-w4a8.yaml"]
+
+
+def test_a_release_without_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = replace(release("0.30"), connectors=frozenset())
+    monkeypatch.setattr("glm5_ascend.deploy.render.nodes.release", lambda text: lacking)
+    made = PLANS["split"]
+    with pytest.raises(PlanError, match="has no MooncakeConnectorV1"):
+        nodes(made, place_of(made, hosts=",".join(HOSTS), nic="eth0"))
+
+
+def test_an_unknown_model() -> None:
+    with pytest.raises(Glm5Error):
+        place_of(replace(PLANS["mixed one node"], model="x\nrm"), name="m", checkpoint="/m")
