@@ -78,7 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         share = 0.05 if self.server.fault == "bad drafts" else 0.75
         name = 'vllm:spec_decode_num_{}_tokens_total{{engine="{}"}} {}\n'
         lines = [name.format("draft", n, 1000 + drafted / 2) for n in (0, 1)]
-        lines += [name.format("accepted", n, 10 + drafted * share / 2) for n in (0, 1)]
+        # All of it by the first engine, so that a reader who takes one line is wrong.
+        lines += [name.format("accepted", n, 10 + drafted * share * (1 - n)) for n in (0, 1)]
         return "# HELP x\n" + "".join(lines)
 
     def do_POST(self) -> None:

@@ -106,7 +106,7 @@ def wanted(made: Plan) -> list[tuple[list[str], dict[str, str]]]:
 ODD = {
     "hf-overrides": {"a b": ["$HOME", "it's", '"', "`x`", "$(y)"]},
     "seed": 7,
-    "chat-template": "$HOME",
+    "chat-template": "$HOME $(POD_IP) $$A",
 }
 ODD_PLAN = plan("a3-752t", 1, role("mixed", (0,), "dp2tp8", 400, **ODD))
 # A user's own words are no variables of ours.
@@ -152,9 +152,9 @@ def test_compose_starts_the_commands(name: str, tmp_path: Path) -> None:
         document = yaml.safe_load(path.read_text())
         check_fields(document, COMPOSE)
         engine = document["services"]["engine"]
-        values = {k: v.replace("$$", "$") for k, v in engine["environment"].items()}
+        values = {k: composed(v) for k, v in engine["environment"].items()}
         assert values == env
-        words = [*engine["entrypoint"], *(word.replace("$$", "$") for word in engine["command"])]
+        words = [*engine["entrypoint"], *(composed(word) for word in engine["command"])]
         assert started(words, environ)[0] == argv
         assert ("proxy" in document["services"]) == (name == "split" and path.stem[:5] == "node0")
 
@@ -186,6 +186,11 @@ def test_kubernetes_starts_the_commands(name: str, tmp_path: Path) -> None:
             assert sorted(found) == sorted(argv)
             assert env.items() <= seen.items()
             assert ("startupProbe" in container) == (index == 0)
+
+
+def composed(text: str) -> str:
+    """What compose makes of ``$NAME`` and ``$$``, with no variable set."""
+    return re.sub(r"\$\$|\$\{?\w+\}?", lambda m: "$" if m[0] == "$$" else "", text)
 
 
 def expanded(text: str, values: dict[str, str]) -> str:
