@@ -74,6 +74,9 @@ def _parse_lines(file: Path, text: str) -> Iterator[Document]:
 def _parse_line(where: str, line: str) -> Document:
     try:
         entry = json.loads(line)
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Glm5Error(f"{where}: half of a surrogate pair is no text", _HINT) from error
     except (ValueError, RecursionError) as error:
         raise Glm5Error(f"{where}: not valid JSON", _HINT) from error
     if not isinstance(entry, dict):

@@ -61,15 +61,15 @@ class CalibrationOptions:
         """The recipe with this text and budget.
 
         Raises:
-            ConfigError: a text or budget for a recipe without a use for it.
+            ConfigError: an option of calibrations for a recipe without one.
         """
         if self.text is not None and not recipe.needs_calibration:
             recipe = replace(recipe, rules=_calibrated(recipe.rules))
         if not recipe.needs_calibration:
-            if self.text is not None or self.tokens is not None:
+            if self != FROM_RECIPE:
                 raise ConfigError(
                     f"recipe {recipe.name} needs no calibration",
-                    "leave --calibration and --calibration-tokens away",
+                    "give --calibration TEXT, or leave away what else is about calibrations",
                 )
             return recipe
         given = recipe.calibration

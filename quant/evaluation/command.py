@@ -11,7 +11,7 @@ from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import progress
 from glm5_ascend.errors import CheckpointError, Glm5Error
-from glm5_ascend.files import present
+from glm5_ascend.files import open_regular, present
 from glm5_ascend.inspection import PARTS, part_of
 from glm5_ascend.quant.evaluation.html import as_html
 from glm5_ascend.quant.evaluation.layerwise import compare, total_bytes
@@ -34,6 +34,7 @@ _MUST_AGREE = (
     "index_n_heads",
     "rope_theta",
 )
+_START = b"<!DOCTYPE html>"  # of every report
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,18 @@ def _check_output(options: EvalOptions) -> None:
         return
     if present(file) and not options.overwrite:
         raise Glm5Error(f"{file} exists", "name another file, or give --overwrite")
+    if present(file) and not _is_report(file):
+        raise Glm5Error(f"{file} exists and is no HTML file", "name another file")
     if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
         raise Glm5Error(f"cannot write into {file.parent}", "name a file in a folder of yours")
+
+
+def _is_report(file: Path) -> bool:
+    """Whether ``--overwrite`` may replace it: no device, no folder, no file of a checkpoint."""
+    if not file.is_file():
+        return False
+    with open_regular(file) as stream:
+        return stream.read(len(_START)) == _START
 
 
 def _write(file: Path, text: str) -> None:

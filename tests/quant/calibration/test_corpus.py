@@ -15,7 +15,7 @@ from glm5_ascend.heldout import heldout_text
 from glm5_ascend.quant.calibration.corpus import make_corpus, sequence_length
 from glm5_ascend.quant.calibration.default_documents import default_documents
 from glm5_ascend.quant.calibration.documents import read_documents
-from glm5_ascend.quant.calibration.options import CalibrationOptions
+from glm5_ascend.quant.calibration.options import CalibrationOptions, Setting
 from glm5_ascend.quant.recipe_file import preset
 from glm5_ascend.quant.recipe_rules import Calibration
 
@@ -50,6 +50,11 @@ def test_the_three_forms(tmp_path: Path) -> None:
         ('{"content": "x"}', "line 2: one of text, messages, prompt is needed, it has only"),
         ('{"text": "x", "prompt": "y"}', "line 2: .* it has text and prompt"),
         ('{"text": 3}', "line 2: text must be text, got 3"),
+        ('{"text": "a \\ud800 b"}', "line 2: half of a surrogate pair is no text"),
+        (
+            '{"messages": [{"role": "user", "content": "\\udc00"}]}',
+            "line 2: half of a surrogate pair is no text",
+        ),
         ('{"prompt": " "}', "line 2: prompt must be text"),
         ('{"messages": []}', "line 2: messages must be a list of messages"),
         ('{"messages": [{"content": "x"}]}', "line 2: message 1 has no role"),
@@ -160,6 +165,12 @@ def test_options_turn_rules_to_gptq() -> None:
     assert four.calibration.tokens == 99
     assert [rule.rounding for rule in asked.applied(preset("w8a8")).rules] == ["gptq"]
     assert CalibrationOptions().applied(preset("w4a8")) == preset("w4a8")
-    for wrong in (asked, CalibrationOptions(tokens=5)):
+    for wrong in (
+        asked,
+        CalibrationOptions(tokens=5),
+        CalibrationOptions(work_dir=Path("x")),
+        CalibrationOptions(setting=Setting(propagate="float")),
+        CalibrationOptions(setting=Setting(min_tokens=1)),
+    ):
         with pytest.raises(ConfigError, match="needs no calibration"):
             wrong.applied(preset("none"))

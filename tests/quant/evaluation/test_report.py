@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,32 @@ def test_another_model_and_missing_files(source: Path, w4a8: Path, tmp_path: Pat
     nowhere = evaluate(w4a8, "--against", source, "--html", tmp_path / "no" / "r.html")
     assert (nowhere.exit_code, "cannot write" in nowhere.stderr) == (1, True)
     assert evaluate(w4a8).exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["other file", "folder", "pipe", "link to a device"])
+def test_overwrite_replaces_reports_only(
+    kind: str, source: Path, w4a8: Path, prose: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    match kind:
+        case "other file":
+            file.write_text("{}")
+        case "folder":
+            file.mkdir()
+        case "pipe":
+            os.mkfifo(file)
+        case _:
+            file.symlink_to("/dev/null")
+    before = _kind(file)
+    words = (w4a8, "--against", source, "--text", prose, "--tokens", 100, "--html", file)
+    done = evaluate(*words, "--overwrite")
+    assert (done.exit_code, "is no HTML file" in done.stderr) == (1, True)
+    assert _kind(file) == before
+
+
+def _kind(file: Path) -> tuple[int, int, int]:
+    status = file.lstat()
+    return status.st_ino, status.st_mode, status.st_size
 
 
 def test_without_torch(w4a8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
