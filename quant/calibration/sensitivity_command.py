@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from glm5_ascend.checkpoint import (
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes, progress
 from glm5_ascend.errors import ConfigError, Glm5Error
+from glm5_ascend.files import present
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.calibration.corpus import make_corpus
 from glm5_ascend.quant.calibration.proposal import (
@@ -135,14 +137,23 @@ def _line(row: Measured) -> str:
     )
 
 
+def _check_output(file: Path | None) -> None:
+    """Refuse before hours of work what could not be written after them."""
+    if file is None:
+        return
+    if present(file):
+        raise Glm5Error(f"{file} exists", "give another file to --out")
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+        raise Glm5Error(f"cannot write into {file.parent}", "name a file in a folder of yours")
+
+
 def run(options: SensitivityOptions) -> Result:
     """Measure every group of the model and choose.
 
     Raises:
         Glm5Error: the source, the text or the preset is at fault.
     """
-    if options.out is not None and options.out.exists():
-        raise Glm5Error(f"{options.out} exists", "give another file to --out")
+    _check_output(options.out)
     base = recipe_file.preset(options.scheme)
     if base.is_float:
         raise ConfigError(f"preset {base.name} quantises nothing", "use w4a8 or w8a8")

@@ -150,3 +150,10 @@ def test_an_existing_file_is_not_replaced(source: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="exists"):
         command.run(command.SensitivityOptions(source, tmp_path / "mine", 1))
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_folder_that_is_none_is_refused_before_the_work(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "none" / "recipe.yaml"
+    with pytest.raises(Exception, match="cannot write into"):
+        command.run(command.SensitivityOptions(source, out, 1))
+    assert list(tmp_path.iterdir()) == []
