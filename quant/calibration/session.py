@@ -133,12 +133,14 @@ class Session:
         require_free_space(self.directory, per_token * len(self._corpus.tokens) + largest)
 
     def remove(self, *, keep_directory: bool = False) -> None:
-        """Remove everything that a calibration leaves, and nothing else."""
+        """Remove everything that a calibration leaves, and nothing else; it may be gone already."""
         with refusals(f"empty {self.directory}", "remove it by hand"):
             for name in sorted(names_in(self.directory, "remove it by hand")):
                 if _is_ours(name):
                     (self.directory / name).unlink()
-            if not keep_directory and not any(self.directory.iterdir()):
+            if keep_directory or not self.directory.is_dir():
+                return
+            if not any(self.directory.iterdir()):
                 self.directory.rmdir()
 
     def solutions(self) -> SolutionStore:

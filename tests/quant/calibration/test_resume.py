@@ -77,6 +77,16 @@ def test_two_workers_give_the_same_bytes(
     assert contents(tmp_path / "out") == contents(events[1])
 
 
+def test_a_finished_run_can_be_resumed(source: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "out"
+    run(options(source, destination))
+    before = contents(destination)
+    done = run(options(source, destination, resume=True))
+    assert done.files_resumed == done.files
+    assert contents(destination) == before
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
 def killed_in_the_middle(source: Path, names: list[str], directory: Path) -> Path:
     saved = [i for i, name in enumerate(names) if name == f"after rename {STATE}"]
     run_script("each", source, directory, saved[3])
