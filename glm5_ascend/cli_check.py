@@ -9,12 +9,15 @@ import click
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command, PathType
+from glm5_ascend.files import refuse_unwritable
 
 _FILE = PathType(path_type=Path, dir_okay=False, readable=False)
 
 
 @click.command(cls=Glm5Command, short_help="Say whether a serve command is right for a release.")
-@click.argument("files", nargs=-1, metavar="[FILE|-]...")
+@click.argument(
+    "files", nargs=-1, metavar="[FILE|-]...", type=PathType(readable=False, allow_dash=True)
+)
 @click.option(
     "--for",
     "engine",
@@ -45,6 +48,8 @@ def check(
     """
     if not files and not pids:
         raise click.UsageError("give a FILE, - for standard input, or --pid")
+    if sarif is not None:
+        refuse_unwritable(sarif)
     from glm5_ascend.deploy.check.run import Options, run, text_of, write_sarif
 
     report = run(Options(files=files, pids=pids, **options))
@@ -77,6 +82,11 @@ def doctor(log: Path | None, as_json: bool, nodes: str | None, **options: Any) -
       glm5-ascend doctor --nodes root@10.0.0.1,10.0.0.2 --for 0.30 --model /models/GLM-5.2-w4a8
       glm5-ascend doctor --log vllm.log
     """
+    others = [nodes, *options.values()]
+    if log is not None and any(value not in (None, ()) for value in others):
+        raise click.UsageError("--log asks no machine: it goes with --json alone")
+    if options["engine"] == "" or options["model"] == "":
+        raise click.UsageError("--for and --model want a value")
     from glm5_ascend.deploy.doctor.run import diagnose, diagnose_log
 
     found = diagnose_log(log) if log is not None else diagnose(nodes, **options)

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, Glm5Error
 
 # The journal of glm5_ascend.quant, which stays until a quantisation is finished.
 JOURNAL_FILE = "quantize_journal.json"
@@ -26,6 +26,31 @@ def open_regular(path: Path) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, most: int, hint: str) -> str:
+    """A UTF-8 text of the user of at most ``most`` bytes; pipes are read, as from ``<(...)``.
+
+    Raises:
+        Glm5Error: longer, or no UTF-8; with this hint.
+        OSError: it cannot be opened.
+    """
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(most + 1)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return decode(raw, str(path), most, hint)
+
+
+def decode(raw: bytes, name: str, most: int, hint: str) -> str:
+    """What ``read_text`` does with the bytes of a file ``name``."""
+    if len(raw) > most:
+        raise Glm5Error(f"{name} is larger than {most >> 10} KiB", hint)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Glm5Error(f"{name} is not UTF-8 text", hint) from error
 
 
 def refuse_unwritable(*paths: Path) -> None:

@@ -12,6 +12,7 @@ from glm5_ascend.deploy.check.command_line import (
     Option,
     ServeCommand,
     long_name,
+    read_json,
     whole_number,
 )
 from glm5_ascend.deploy.check.context import Context, is_open
@@ -182,7 +183,7 @@ def json_values(context: Context) -> Iterator[Condition]:
             continue
         text = option.values[0]
         try:
-            value = json.loads(text)
+            value = read_json(text)
         except json.JSONDecodeError as error:
             meant = mended_json(text)
             change = _json_mend(option.name, meant) if meant is not None else None

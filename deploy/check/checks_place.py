@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_ascend import engine_releases
 from glm5_ascend.deploy.catalogue.releases import images
+from glm5_ascend.deploy.check.command_line import read_json
 from glm5_ascend.deploy.check.context import CONSUMER, LI, PRODUCER, SFA, Context, truth
 from glm5_ascend.deploy.check.rule import Condition, check
 from glm5_ascend.errors import Glm5Error
@@ -146,10 +146,10 @@ def checkpoint(context: Context) -> Iterator[Condition]:
         rule = "checkpoint" if finding.severity == "error" else "checkpoint-warning"
         yield Condition(rule, finding.rule, finding.message, finding.fix)
     if LI in context.effective_caches and description.is_file():
-        marks = [k for k in _read_json(description) if k.endswith(".indexer.quant_type")]
+        marks = [k for k in _mapping_of(description) if k.endswith(".indexer.quant_type")]
         if not marks:
             yield Condition("checkpoint-c8", _DESCRIPTION)
-    config = _read_json(folder / "config.json")
+    config = _mapping_of(folder / "config.json")
     if context.drafts and not config.get("num_nextn_predict_layers"):
         yield Condition(
             "checkpoint-mtp",
@@ -167,9 +167,9 @@ def _verified(folder: Path, engine: engine_releases.Release) -> tuple[Finding, .
     return tuple(check_headers(folder, engine))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _mapping_of(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Glm5Error(f"cannot read {path}: {error}", "give a complete checkpoint") from error
     return value if isinstance(value, dict) else {}

@@ -180,7 +180,7 @@ class ServeCommand:
                 _put(merged, option.path, _scalar(" ".join(option.values)))
                 continue
             try:
-                value = json.loads(option.values[0]) if option.values else {}
+                value = read_json(option.values[0]) if option.values else {}
             except json.JSONDecodeError:
                 value = {}
             if isinstance(value, dict):
@@ -219,6 +219,20 @@ def whole_number(text: str) -> int | None:
     """A number as vLLM reads it, ``4k`` for 4000 and ``4K`` for 4096; None for anything else."""
     match = re.fullmatch(r"(\d{1,15})([kmgKMG]?)", text.strip())
     return int(match[1]) * _SCALES.get(match[2], 1) if match else None
+
+
+def read_json(text: str) -> Any:
+    """``json.loads`` with one kind of error, for depth and for numbers of thousands of digits too.
+
+    Raises:
+        json.JSONDecodeError: the text is no JSON that can be read.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise json.JSONDecodeError("nested too deeply, or a number too long", "", 0) from error
 
 
 def dump(value: object) -> str:
@@ -292,6 +306,6 @@ def _put(target: dict[str, Any], path: Sequence[str], value: object) -> None:
 
 def _scalar(text: str) -> object:
     try:
-        return json.loads(text)
+        return read_json(text)
     except json.JSONDecodeError:
         return text

@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import Collection
 
+from glm5_ascend.deploy.check.command_line import read_json
+
 _CLOSE = 0.75
 _MISSING_COLON = re.compile(r'("[\w.-]+")\s+(?=["{\[\d]|true|false|null)')
 
@@ -39,7 +41,7 @@ def mended_json(text: str) -> dict[str, object] | None:
         tries += [re.sub(rf"(?<![\"\w]){pair[0]}(?![\"\w])", pair[1], one) for one in tries]
     for one in tries:
         try:
-            value = json.loads(one)
+            value = read_json(one)
         except json.JSONDecodeError:
             continue
         if isinstance(value, dict):

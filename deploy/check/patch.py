@@ -117,7 +117,11 @@ def _origin(site: Site, name: str) -> tuple[int, int]:
 
 
 def write_with_backup(path: Path, text: str) -> Path:
-    """Replace a file, keeping the old one beside it as ``.bak``; return the copy's path."""
+    """Replace a file, keeping the old one beside it as ``.bak``; return the copy's path.
+
+    A link stays: what it leads to is replaced.
+    """
+    path = path.resolve()
     backup = path.with_name(f"{path.name}.bak")
     old = path.read_bytes()
     _write(backup, old, path)

@@ -20,9 +20,12 @@ from glm5_ascend.deploy.check.patch import patched, write_with_backup
 from glm5_ascend.deploy.check.sarif import sarif
 from glm5_ascend.deploy.check.sites import Site, process_site, read_sites
 from glm5_ascend.errors import ExitCode, Glm5Error
+from glm5_ascend.files import decode, read_text, refuse_unwritable
 
 SCHEMA = 1
 _MANY_DIES = 16
+_MOST_BYTES = 1 << 20
+_HINT = "give a script or YAML file"
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def _write(texts: dict[str, str], pairs: list[tuple[Site, ServeCommand]]) -> lis
         new = patched(text, own)
         if new != text:
             changed[name] = new
+    refuse_unwritable(*map(Path, changed))
     return [write_with_backup(Path(name), text) for name, text in changed.items()]
 
 
@@ -159,11 +163,8 @@ def _context(site: Site, found: Release, machine: Hardware | None, options: Opti
 
 def _read(name: str) -> str:
     if name == "-":
-        return sys.stdin.read()
-    try:
-        return Path(name).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Glm5Error(f"{name} is not UTF-8 text", "give a script or YAML file") from error
+        return decode(sys.stdin.buffer.read(_MOST_BYTES + 1), _shown(name), _MOST_BYTES, _HINT)
+    return read_text(Path(name), _MOST_BYTES, _HINT)
 
 
 def _shown(name: str) -> str:

@@ -10,12 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from glm5_ascend.errors import Glm5Error
+
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _ASSIGNMENT = re.compile(rf"({_NAME})=(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"\$(?:\{{({_NAME})(?::?[-=]([^}}]*))?\}}|({_NAME}))")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _ENDS = (";", "&", "|", "\n")
+_LONGEST = 128 << 10  # MAX_ARG_STRLEN
 _SKIPPED = ("then", "do", "else", "{", "(", "time", "nohup", "exec", "sudo", "env", "setsid", "if")
+
+
+class ScriptError(Glm5Error):
+    """A script that no shell runs to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,12 @@ class Simple:
 
 
 def commands(text: str) -> Iterator[Simple]:
-    """Every simple command of a script, in its order."""
+    """Every simple command of a script, in its order.
+
+    Raises:
+        ScriptError: a quote is never closed, or variables that hold each other grow beyond what
+            Linux takes as a word.
+    """
     values: dict[str, str] = {}
     exported: dict[str, str] = {}
     origin: dict[str, tuple[int, int]] = {}
@@ -91,11 +103,19 @@ def _split_value(word: Word, values: dict[str, str]) -> list[Word]:
 
 
 def _expand(word: Word, values: dict[str, str]) -> Word:
+    size = 0
+
     def value(match: re.Match[str]) -> str:
+        nonlocal size
         name = match[1] or match[3]
-        if name in values:
-            return values[name]
-        return match[2] if match[2] is not None else match[0]
+        found = values.get(name, match[0] if match[2] is None else match[2])
+        size += len(found)
+        if size > _LONGEST:
+            raise ScriptError(
+                f"variable {name} makes a word of more than {_LONGEST >> 10} KiB",
+                "shorten it: Linux starts no command with such a word",
+            )
+        return found
 
     if "\0" not in word.value:
         return word
@@ -163,7 +183,8 @@ def _word(text: str, start: int) -> Word:
         char = text[position]
         if char == "'":
             end = text.find("'", position + 1)
-            end = size if end < 0 else end
+            if end < 0:
+                raise _unclosed(text, position)
             parts.append(text[position + 1 : end])
             position = end + 1
         elif char == '"':
@@ -193,7 +214,13 @@ def _word(text: str, start: int) -> Word:
     return Word("".join(parts), text[start:position], start, position)
 
 
+def _unclosed(text: str, position: int) -> ScriptError:
+    line = text.count("\n", 0, position) + 1
+    return ScriptError(f"the quote that opens in line {line} is never closed", "close it")
+
+
 def _quoted(text: str, position: int, parts: list[str]) -> int:
+    first = position - 1
     while position < len(text) and text[position] != '"':
         char = text[position]
         if char == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':
@@ -206,6 +233,8 @@ def _quoted(text: str, position: int, parts: list[str]) -> int:
         else:
             parts.append("\0" if char == "$" else char)
             position += 1
+    if position >= len(text):
+        raise _unclosed(text, first)
     return position + 1
 
 

@@ -12,7 +12,7 @@ from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.check.container import read_container
 from glm5_ascend.deploy.check.context import Launch
 from glm5_ascend.deploy.check.finding import Place
-from glm5_ascend.deploy.check.shell import Simple, Word, commands
+from glm5_ascend.deploy.check.shell import ScriptError, Simple, Word, commands
 from glm5_ascend.errors import Glm5Error
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
@@ -49,7 +49,8 @@ def read_sites(name: str, text: str, switches: Collection[str]) -> list[Site]:
         switches: flags without value.
 
     Raises:
-        Glm5Error: the text has no serve command, or is YAML that cannot be read.
+        Glm5Error: the text has no serve command, is a script that a shell does not read, or
+            YAML that cannot be read.
     """
     found: list[Site] = []
     if Path(name).suffix in (".yml", ".yaml") or _looks_like_yaml(text):
@@ -57,7 +58,7 @@ def read_sites(name: str, text: str, switches: Collection[str]) -> list[Site]:
 
         found = list(yaml_sites(name, text, switches))
     else:
-        found = list(script_sites(name, text, switches))
+        found = list(_plain_script(name, text, switches))
     if not found:
         raise Glm5Error(
             f"{name} has no vllm serve command",
@@ -65,6 +66,24 @@ def read_sites(name: str, text: str, switches: Collection[str]) -> list[Site]:
             " YAML or a Kubernetes manifest",
         )
     return found
+
+
+def _plain_script(name: str, text: str, switches: Collection[str]) -> Iterator[Site]:
+    """Serve commands of a script that a shell reads as its author sees it."""
+    if "\r\n" in text:
+        raise Glm5Error(
+            f"{name} has Windows line ends, and a shell takes each for a part of the last word",
+            "convert it first: sed -i 's/\\r$//' FILE",
+        )
+    if text.startswith("\ufeff"):
+        raise Glm5Error(
+            f"{name} begins with a byte order mark, and a shell takes it for a part of a word",
+            "remove it first: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE",
+        )
+    try:
+        yield from script_sites(name, text, switches)
+    except ScriptError as error:
+        raise ScriptError(f"{name}: {error.message}", error.hint) from error
 
 
 def _looks_like_yaml(text: str) -> bool:

@@ -18,6 +18,7 @@ from glm5_ascend.deploy.check.sites import Site, script_sites, serve_index
 from glm5_ascend.errors import Glm5Error
 
 _LINE = "__line__"
+_MOST_PARTS = 100_000
 _VARIABLE = re.compile(r"\$\{?([A-Z_]+)\}?")
 _DEVICE = re.compile(r"/dev/davinci(\d+)")
 
@@ -35,22 +36,42 @@ def yaml_sites(name: str, text: str, switches: Collection[str]) -> Iterator[Site
     """Every serve command of a YAML file of one of the known kinds.
 
     Raises:
-        Glm5Error: the text is no YAML.
+        Glm5Error: the text is no YAML, or its aliases make it endless.
     """
     try:
-        documents = [d for d in yaml.load_all(text, _Loader) if isinstance(d, dict)]
-    except yaml.YAMLError as error:
+        loaded = list(yaml.load_all(text, _Loader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         problem = getattr(error, "problem", None) or "no YAML"
         raise Glm5Error(f"{name} cannot be read{line}: {problem}", "correct the YAML") from error
-    for document in documents:
+    if _parts(loaded) > _MOST_PARTS:
+        raise Glm5Error(
+            f"{name} has more than {_MOST_PARTS:,} parts once its aliases are followed",
+            "write it without aliases in aliases",
+        )
+    for document in loaded:
+        if not isinstance(document, dict):
+            continue
         if "services" in document:
             yield from _compose(name, text, document, switches)
         elif "kind" in document:
             yield from _kubernetes(name, text, document, switches)
         else:
             yield from _ci(name, text, document, switches)
+
+
+def _parts(value: object) -> int:
+    """Items of a value at every depth, shared ones each time; stops above ``_MOST_PARTS``."""
+    count, open_ = 0, [value]
+    while open_ and count <= _MOST_PARTS:
+        one = open_.pop()
+        count += 1
+        if isinstance(one, list):
+            open_ += one
+        elif isinstance(one, dict):
+            open_ += one.values()
+    return count
 
 
 def _ci(
@@ -149,13 +170,13 @@ def _compose(
     name: str, text: str, document: Mapping[str, Any], switches: Collection[str]
 ) -> Iterator[Site]:
     for service in _mappings(list(_plain(document["services"]).values())):
-        devices = [_DEVICE.match(str(d)) for d in service.get("devices") or []]
+        devices = [_DEVICE.match(str(d)) for d in _list(service.get("devices"))]
         listed = tuple(int(match[1]) for match in devices if match)
         launch = Launch(
             image=str(service.get("image", "")),
             host_network=service.get("network_mode") == "host",
             devices=listed if listed and not service.get("privileged") else None,
-            mounts=tuple(_mount(item) for item in service.get("volumes") or []),
+            mounts=tuple(_mount(item) for item in _list(service.get("volumes"))),
         )
         words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
         env = _env(service.get("environment"))
@@ -168,11 +189,11 @@ def _kubernetes(
 ) -> Iterator[Site]:
     for spec in _pod_specs(document):
         volumes = {
-            v.get("name"): str(_plain(v.get("hostPath")).get("path", ""))
+            str(v.get("name")): str(_plain(v.get("hostPath")).get("path", ""))
             for v in _mappings(spec.get("volumes"))
         }
         for item in _mappings(spec.get("containers")):
-            mounts = [m.get("name") for m in _mappings(item.get("volumeMounts"))]
+            mounts = [str(m.get("name")) for m in _mappings(item.get("volumeMounts"))]
             launch = Launch(
                 image=str(item.get("image", "")),
                 host_network=bool(spec.get("hostNetwork")),
@@ -261,7 +282,11 @@ def _plain(value: object) -> dict[Any, Any]:
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+    return [v for v in _list(value) if isinstance(v, Mapping)]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _whole(value: object) -> int:

@@ -170,3 +170,79 @@ def test_a_name_that_steers_the_terminal_is_escaped() -> None:
 def test_a_flag_never_becomes_its_opposite(flag: str) -> None:
     done = run("-", "--fix", text=f"{GOOD.strip()} {flag}\n")
     assert "log-req" not in done.stdout
+
+
+HOSTILE = {
+    "Windows": ("vllm serve m \\\r\n  --seed 1\r\n", "Windows line ends"),
+    "byte order mark": ("\ufeffvllm serve m\n", "byte order mark"),
+    "open quote": ("echo\nvllm serve 'm --seed 1\n", "quote that opens in line 2"),
+    "open double quote": ('vllm serve "m --seed 1\n', "quote that opens in line 1"),
+    "variables": ("A=aaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 20 + "vllm serve $A\n", "128 KiB"),
+    "long": ("#" * (1 << 20) + "\nvllm serve m\n", "larger than 1024 KiB"),
+    "deep YAML": ("---\n" + "[" * 50_000, "cannot be read"),
+    "no date": ("---\na: 2026-99-99\n", "cannot be read"),
+    "YAML in itself": ("---\na: &a [*a]\n", "100,000 parts"),
+    "YAML of aliases": (
+        "---\na: &a [x, x, x, x, x, x, x, x]\n"
+        + "".join(
+            f"{n}: &{n} [{', '.join([f'*{old}'] * 8)}]\n"
+            for old, n in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+        "100,000 parts",
+    ),
+    "compose of numbers": (
+        "services:\n  a: {command: [1, null], devices: 3, volumes: 4, environment: 5}\n",
+        "no vllm serve",
+    ),
+    "pod of lists": (
+        "kind: Pod\nvolumes: [{name: [1]}]\n"
+        "containers: [5, {volumeMounts: [{name: [1]}], env: [{name: {a: 1}}], command: 3}]\n",
+        "no vllm serve",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_no_shell_or_parser_takes_is_one_error(case: str, tmp_path: Path) -> None:
+    text, words = HOSTILE[case]
+    path = tmp_path / "serve"
+    path.write_bytes(text.encode())
+    for result in (run(str(path)), run("-", text=text)):
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        first, second = result.stderr.splitlines()
+        assert first.startswith("error: ")
+        assert words in first
+        assert second.startswith("hint: ")
+
+
+def test_bytes_on_standard_input(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["check", "-", "--for", "0.30"], input=b"\xff\xfe\0")
+    assert result.exit_code == 1
+    assert "error: standard input is not UTF-8 text" in result.stderr
+    assert run("").exit_code == 2
+
+
+def test_json_that_is_too_deep_or_too_long_is_a_finding() -> None:
+    for value in ("[" * 50_000, "9" * 10_000):
+        result = run("-", text=f"vllm serve m --additional-config '{value}'\n")
+        assert "[json-invalid]" in result.stdout
+
+
+def test_a_link_stays_and_its_file_is_repaired(script: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere" / "link.sh"
+    link.parent.mkdir()
+    link.symlink_to(script)
+    run(str(link), "--in-place")
+    assert link.is_symlink()
+    assert script.read_text() != BAD
+    assert script.with_name("serve.sh.bak").read_text() == BAD
+
+
+def test_nothing_is_repaired_where_the_findings_cannot_be_written(
+    script: Path, tmp_path: Path
+) -> None:
+    result = run(str(script), "--in-place", "--sarif", str(tmp_path / "absent" / "x.sarif"))
+    assert result.exit_code == 1
+    assert "error: cannot use" in result.stderr
+    assert script.read_text() == BAD
