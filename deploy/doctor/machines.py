@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glm5_ascend.errors import Glm5Error
+from glm5_ascend.errors import Glm5Error, brief
+from glm5_ascend.files import read_text
 
 LOCAL = "this machine"
 _SECONDS = 180
+_MOST_BYTES = 1 << 20
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 _HOST = re.compile(
     r"(?:[A-Za-z_][\w.-]*@)?[A-Za-z0-9][\w.-]*|(?:[A-Za-z_][\w.-]*@)?\[?[0-9a-fA-F:]+\]?"
@@ -63,17 +65,18 @@ def parse_nodes(text: str) -> list[str]:
     """Hosts of ``u@h1,h2`` or of a file ``@hosts``, one a line.
 
     Raises:
-        Glm5Error: no hosts, or a word that is no host.
+        Glm5Error: no hosts, a word that is no host, or a file that is no short text.
+        OSError: the file cannot be opened.
     """
     if text.startswith("@"):
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        lines = read_text(Path(text[1:]), _MOST_BYTES, "write one user@host a line").splitlines()
         words = [line.partition("#")[0].strip() for line in lines]
     else:
         words = [word.strip() for word in text.split(",")]
     hosts = [word for word in words if word]
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise Glm5Error(f"{host!r} is no host", "write user@host, several with commas")
+            raise Glm5Error(f"{brief(host)} is no host", "write user@host, several with commas")
     if not hosts:
         raise Glm5Error("there are no hosts in --nodes", "write user@host, several with commas")
     user = hosts[0].rpartition("@")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from glm5_ascend.deploy.doctor.result import (
 from glm5_ascend.errors import ExitCode
 
 SCHEMA = 1
+_LONGEST_LINE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,18 @@ class Diagnosis:
 
 
 def diagnose_log(path: Path) -> Diagnosis:
-    """Causes in a log file."""
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        lines = stream.readlines()
-    return Diagnosis(causes=causes(lines), memory=memory_line(lines), log=path)
+    """Causes in a log file, read once and a line at a time: logs of days are larger than memory."""
+    memory: dict[str, float] = {}
+
+    def lines() -> Iterator[str]:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            # A line without an end comes in parts.
+            while line := stream.readline(_LONGEST_LINE):
+                if not memory:
+                    memory.update(memory_line([line]))
+                yield line
+
+    return Diagnosis(causes=causes(lines()), memory=memory, log=path)
 
 
 def diagnose(

@@ -43,6 +43,28 @@ def test_wrong_words() -> None:
     assert run("--nodes", "a;b").exit_code == 1
     assert run("--for", "9.9").exit_code == 1
     assert run("--port", "70000").exit_code == 2
+    for words in (("--for", ""), ("--model", ""), ("--log", "/dev/null", "--nodes", "a")):
+        assert run(*words).exit_code == 2
     missing = run("--log", "/no/such/file")
     assert missing.exit_code == 1
     assert "/no/such/file" in missing.stderr
+
+
+def test_a_file_of_nodes_that_is_no_text(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    for content, words in ((b"\xff\xfe\0", "is not UTF-8"), (b"#" * (1 << 20) + b"x", "larger")):
+        hosts.write_bytes(content)
+        result = run("--nodes", f"@{hosts}")
+        assert result.exit_code == 1
+        first, second = result.stderr.splitlines()
+        assert first.startswith(f"error: {hosts} ")
+        assert words in first
+        assert second.startswith("hint: write one user@host a line")
+
+
+def test_a_log_of_bytes_and_lines_without_end(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    content = b"\xff\0" + b"x" * (1 << 15) + b"\nRuntimeError: Can not support soc_version: 104.\n"
+    log.write_bytes(content)
+    result = run("--log", str(log), "--json")
+    assert [cause["name"] for cause in json.loads(result.stdout)["causes"]] == ["soc"]
