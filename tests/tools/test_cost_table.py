@@ -103,7 +103,9 @@ def test_every_entry_has_a_shape_and_each_goal_of_the_kernels_a_row() -> None:
         # 256 bytes and 8192 flop per key; 130 bytes in int8.
         ("lightning_indexer", "b=1,q=1,s=65536", 16_777_216, 65536 * 4096),
         ("lightning_indexer", "b=16,q=1,s=131072,int8=1", 16 * 131072 * 130, 16 * 131072 * 4096),
-        ("lightning_indexer", "q=3,s=5", 5 * 256, (3 + 4 + 5) * 4096),
+        # Rows that see no more keys than they keep need no scores: 2048 positions are written.
+        ("lightning_indexer", "q=3,s=5", 3 * 2048 * 4, 0),
+        ("lightning_indexer", "q=3,s=4000", 4000 * 256, (3998 + 3999 + 4000) * 4096),
         # 2048 rows of 1152 bytes, 0.285 Gflop.
         ("sparse_flash_attention", "b=1", 2048 * 1152, 142_606_336),
         ("sparse_flash_attention", "b=2,q=2,s=10,int8=1", 2 * 19 * 656, 2 * 19 * 64 * 1088),
