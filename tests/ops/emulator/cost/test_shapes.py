@@ -18,7 +18,7 @@ from glm5_ascend.ops.emulator import cost_case
     ],
 )
 def test_what_no_memory_holds_is_refused(operator: str, shape: str) -> None:
-    command = ["ops", "cost", operator, "--shape", shape, "--limit", "1e30"]
+    command = ["ops", "cost", operator, "--shape", shape, "--limit", "1e12"]
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 3, result.output
     assert "of memory, and no smaller shape is like it" in result.stderr
