@@ -50,8 +50,9 @@ def page_rows(version: str, pages: Mapping[str, str]) -> Iterator[Row]:
         sections: dict[str, list[tuple[int, str, Site]]] = {}
         number = 0
         for section, text in _blocks(pages[page], _MODELS[page]):
-            sites = list(script_sites(page, text, found.switches))
-            for site in sites:
+            if "vllm serve" not in text:
+                continue  # an answer of the server, say, which need not be a script
+            for site in script_sites(page, text, found.switches):
                 number += 1
                 sections.setdefault(section, []).append((number, text, site))
         for section, members in sections.items():
