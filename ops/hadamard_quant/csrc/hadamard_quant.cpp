@@ -2,32 +2,12 @@
 //
 // The additions are those of the fast transform in the order of the reference (distances 1 to 64),
 // so the bits are the same in every instruction set.
-#include "g5_vec.h"
+#include "g5_butterfly.h"
 
 namespace g5 {
 namespace {
 
 constexpr int WIDTH = 128, VECTORS = WIDTH / W;
-
-// Lanes i and i ^ distance exchanged.
-G5_INLINE F exchanged(F x, int distance) {
-#if defined(__clang__)
-  F y;
-  for (int i = 0; i < W; i++) y[i] = x[i ^ distance];
-  return y;
-#else
-  I from{};
-  for (int i = 0; i < W; i++) from[i] = i ^ distance;
-  return __builtin_shuffle(x, from);
-#endif
-}
-
-// a + b in the lower lane of a pair, a - b in the upper one.
-G5_INLINE F butterfly(F x, int distance) {
-  I upper{};
-  for (int i = 0; i < W; i++) upper[i] = i & distance ? INT32_MIN : 0;
-  return exchanged(x, distance) + F(I(x) ^ upper);
-}
 
 G5_INLINE void rotate(F* x) {
 #pragma GCC unroll 4
