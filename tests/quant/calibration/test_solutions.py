@@ -50,7 +50,11 @@ def quantised(
 ) -> Path:
     recipe = destination.with_suffix(".yaml")
     recipe.write_text(f"mtp: rules\n{more}\nrules: {rules}\n")
-    options = CalibrationOptions(setting=setting or Setting(min_tokens=8, sample=48))
+    options = (
+        CalibrationOptions(setting=setting or Setting(min_tokens=8, sample=48))
+        if "gptq" in rules + more
+        else CalibrationOptions()
+    )
     run(QuantizeOptions(source, destination, recipe=recipe, calibration=options))
     return destination
 
