@@ -37,7 +37,7 @@ RELEASES = ("0.23.0.post1", "0.30.0rc2")
 _GIB = 1 << 30
 _BASE_BYTES, _WORKER_BYTES = 4 * _GIB, 3 * _GIB // 2
 _LEAST_INSIDE = 5
-_ORACLE_SHARE = 1.9
+_ORACLE_SHARE = 1.6
 _NO_ROOM = "not asked: too little memory for the checkpoint"
 
 Row = dict[str, Any]
@@ -154,22 +154,35 @@ def test(trial: Trial, kills: int, *, plain: bool) -> tuple[Path, Row]:
     return out, row
 
 
-def verdicts(out: Path, sample: int, *, oracle: bool, timeout: float) -> Iterator[tuple[str, str]]:
-    """What ``verify`` and the strict oracle say, by release."""
+def verdicts(
+    out: Path, sample: int, *, oracle: bool, timeout: float, wait: float
+) -> Iterator[tuple[str, str]]:
+    """What ``verify`` and the strict oracle say, by release.
+
+    The oracle is asked once memory is free, for which it waits ``wait`` seconds at most.
+    """
     for name in RELEASES:
         report = verify(VerifyOptions(out, release=find_release(name), sample=sample))
         bad = [finding.message for finding in report.findings]
         yield f"verify {name}", "no findings" if not bad else bad[0]
         if oracle:
-            yield f"oracle {name}", _asked(out, name, timeout) if _fits(out) else _NO_ROOM
+            yield f"oracle {name}", _asked(out, name, timeout) if _fits(out, wait) else _NO_ROOM
 
 
-def _fits(out: Path) -> bool:
+def _fits(out: Path, wait: float) -> bool:
     """Whether memory holds what the oracle loads, which was seen to take 1.6 times the files."""
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    until = time.monotonic() + wait
+    while _free() < _ORACLE_SHARE * size:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(1)
+    return True
+
+
+def _free() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return free << 10 > _ORACLE_SHARE * size
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) << 10
 
 
 def _asked(out: Path, name: str, timeout: float) -> str:
@@ -209,6 +222,7 @@ def _require_same(name: str, wanted: dict[str, Any], found: dict[str, Any]) -> N
 @click.option("--plain/--no-plain", default=True, help="Also a chain that keeps the source.")
 @click.option("--oracle/--no-oracle", default=True, help="Ask the strict oracle too.")
 @click.option("--timeout", type=float, default=900.0, help="Of the oracle, in seconds.")
+@click.option("--wait", type=float, default=0.0, help="For the oracle's memory, in seconds.")
 @click.option("--work", type=click.Path(path_type=Path), help="Directory for all files.")
 @click.option("--record", is_flag=True, help=f"Append a row to {ROWS.relative_to(ROOT)}.")
 def main(
@@ -222,6 +236,7 @@ def main(
     plain: bool,
     oracle: bool,
     timeout: float,
+    wait: float,
     work: Path | None,
     record: bool,
 ) -> None:
@@ -231,7 +246,7 @@ def main(
         size = sum(file.stat().st_size for file in trial.source.glob("*.safetensors"))
         note(f"source of {format_bytes(size)} written in {time.monotonic() - started:.0f} s")
         out, row = test(trial, kills, plain=plain)
-        row["verdicts"] = dict(verdicts(out, sample, oracle=oracle, timeout=timeout))
+        row["verdicts"] = dict(verdicts(out, sample, oracle=oracle, timeout=timeout, wait=wait))
     row = {
         **provenance(["python", "-m", "tools.kill_test", *_without_place(sys.argv[1:])]),
         "source_bytes": size,
@@ -250,11 +265,12 @@ def main(
 
 
 def _without_place(words: Sequence[str]) -> list[str]:
-    """The command without where its files were, which is nobody else's place."""
+    """The command without where its files were and how long it waited, which is this place's."""
     kept = list(words)
-    while "--work" in kept:
-        at = kept.index("--work")
-        del kept[at : at + 2]
+    for option in ("--work", "--wait"):
+        while option in kept:
+            at = kept.index(option)
+            del kept[at : at + 2]
     return kept
 
 
