@@ -41,3 +41,18 @@ def narrowed(x, dtype: tl.constexpr, INTERPRET: tl.constexpr):
         bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
         return (bits & 0xFFFF0000).to(tl.float32, bitcast=True).to(tl.bfloat16)
     return x.to(dtype)
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """max |x| of F32 numbers; NaN where there is one, which ``tl.max`` may pass over."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.max(bits, AXIS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def int8_codes(x, LEAST: tl.constexpr):
+    """F32 numbers as whole ones from LEAST to 127, ties to even; 0 for NaN."""
+    x = tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), LEAST), 127)
+    # Beyond 1.5 * 2^23 numbers have no fraction.
+    return ((x + 12582912.0) - 12582912.0).to(tl.int8)
