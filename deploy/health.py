@@ -8,11 +8,11 @@ import urllib.error
 import urllib.request
 
 
-def healthy(base_url: str, timeout_s: float = 1.0) -> bool:
-    """Return whether ``base_url/health`` answers 200.
+def healthy(base_url: str, timeout_s: float = 1.0, path: str = "/health") -> bool:
+    """Return whether ``path`` at ``base_url`` answers 200.
 
-    Proxy variables are ignored, because the server is on this machine; so is the name in its
-    certificate, because nothing is sent to it.
+    Proxy variables are ignored, because the server is on this machine or beside it; so is the name
+    in its certificate, because nothing is sent to it.
     """
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -21,7 +21,7 @@ def healthy(base_url: str, timeout_s: float = 1.0) -> bool:
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     )
     try:
-        with opener.open(f"{base_url}/health", timeout=timeout_s) as answer:
+        with opener.open(f"{base_url}{path}", timeout=timeout_s) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

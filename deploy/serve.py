@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from glm5_ascend import env
 from glm5_ascend.console import note, put
@@ -154,8 +155,26 @@ def ready_timeout(environ: Mapping[str, str]) -> float:
     return READY_S if number is None else float(number)
 
 
-def foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
+class Companion(Protocol):
+    """A second program that starts once the engine answers, and ends before it."""
+
+    def start(self, stopped: Callable[[], bool]) -> None:
+        """Start it, or return early once ``stopped`` turns true."""
+
+    def watch(self) -> None:
+        """Raise ``Glm5Error`` when it has failed."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+def foreground(
+    launch: Launch, args: VllmArgs, timeout_s: float, companion: Companion | None = None
+) -> int:
     """Run the engine with its log on the terminal's stderr until it ends or is interrupted.
+
+    Args:
+        companion: runs beside it; where it fails, the engine is ended too.
 
     Raises:
         Unhealthy: it does not answer within ``timeout_s`` seconds.
@@ -169,11 +188,17 @@ def foreground(launch: Launch, args: VllmArgs, timeout_s: float) -> int:
                 code = wait_until_ready(child, args.url, timeout_s, stopped=lambda: bool(caught))
                 if code is None and not caught:
                     note(f"ready: {args.url}/v1 (stop with Ctrl-C)")
+                    if companion is not None:
+                        companion.start(lambda: bool(caught) or child.ended)
             while code is None and not caught:
                 code = child.wait(0.5)
+                if companion is not None:
+                    companion.watch()
         finally:
             if caught:
                 note("stopping the engine")
+            if companion is not None:
+                companion.stop()
             child.stop(GRACE_S, hurry=lambda: len(caught) > 1)
     if caught:
         note("stopped")
