@@ -17,6 +17,7 @@ _SHARE = Finite(0, 1, max_open=True)
 _MILLISECONDS = Finite(0, min_open=True)
 _HW_HELP = "SKU:SERVERS, e.g. a3-752t:2; a bare a2 or a3 is its slowest SKU."
 HOSTS_HELP = "IPv4 address of each node, in the plan's order."
+PROXY_HELP = "vllm-ascend's proxy.  [default: where its images have it]"
 _KV_HELP = "Cache: li-c8 int8 indexer keys, sfa-c8 int8 latent, both."
 
 
@@ -139,6 +140,7 @@ def plan(as_json: bool, **options: Any) -> int:
 @click.option("--nic", metavar="NAME", help="Interface of these addresses.")
 @click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
 @click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
+@click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
 @click.option("--dry-run", is_flag=True, help="Print the files, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
 def render(as_json: bool, **options: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command
-from glm5_ascend.cli_deploy import HOSTS_HELP
+from glm5_ascend.cli_deploy import HOSTS_HELP, PROXY_HELP
 from glm5_ascend.env import OP_BACKENDS
 
 
@@ -32,6 +32,7 @@ from glm5_ascend.env import OP_BACKENDS
 @click.option("--node-rank", metavar="N", help="Number of the node, with --plan.")
 @click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
 @click.option("--nic", metavar="NAME", help="Interface of these addresses.")
+@click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
 def serve(
     model: str | None, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str, **part: Any
 ) -> int:
@@ -45,7 +46,8 @@ def serve(
     --dry-run prints everything.
 
     With --plan, on an NPU, it runs node N of what `plan --out` wrote; MODEL is the checkpoint,
-    /models/MODEL-QUANT without it. Flags of vLLM belong into the plan then.
+    /models/MODEL-QUANT without it. Flags of vLLM belong into the plan then. The first prefill server
+    also starts the proxy, once every instance answers.
 
     \b
     Examples:
@@ -54,8 +56,8 @@ def serve(
     """
     if part["plan"] is not None:
         return _serve_part(model, vllm_args, dry_run, op_backend, part)
-    if part["hosts"] or part["nic"]:
-        raise click.UsageError("--hosts and --nic go with --plan")
+    if any(part[name] is not None for name in ("hosts", "nic", "proxy_script")):
+        raise click.UsageError("--hosts, --nic and --proxy-script go with --plan")
     if model is None:
         raise click.UsageError("missing argument 'MODEL'")
     if part["node_rank"] is not None:
@@ -88,5 +90,7 @@ def _serve_part(
         model = None
     from glm5_ascend.deploy.render.launch import Part, run
 
-    where = {"hosts": part["hosts"], "nic": part["nic"], "vllm_args": vllm_args}
-    return run(Part(part["plan"], int(rank), model, **where), dry_run=dry_run)
+    where = {name: part[name] for name in ("hosts", "nic", "proxy_script")}
+    return run(
+        Part(part["plan"], int(rank), model, **where, vllm_args=vllm_args), dry_run=dry_run
+    )

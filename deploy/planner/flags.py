@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from glm5_ascend.deploy.memory.settings import Settings
 from glm5_ascend.deploy.performance.scenario import Deployment
 from glm5_ascend.deploy.plan_file import Plan, RolePlan, Value
@@ -45,12 +47,16 @@ def plan_file(
 
 def _role(settings: Settings, nodes: tuple[int, ...], index_every: int) -> RolePlan:
     group = settings.group
+    sequences = settings.max_num_seqs
+    if settings.graph and settings.dsa_cp:
+        # Steps of fewer tokens than TP leave no capture size that it divides, and the engine stops.
+        sequences = max(sequences, math.ceil(group.tp / (1 + settings.draft_tokens)))
     flags: dict[str, Value] = {
         "tensor-parallel-size": group.tp,
         "data-parallel-size": group.dp,
         "enable-expert-parallel": True,
         "max-model-len": settings.max_model_len,
-        "max-num-seqs": settings.max_num_seqs,
+        "max-num-seqs": sequences,
         "max-num-batched-tokens": settings.max_num_batched_tokens,
         "gpu-memory-utilization": settings.utilisation,
         "trust-remote-code": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.models import model
@@ -100,7 +101,7 @@ def _first(plan: Plan, kind: str) -> list[int]:
 
 def _command(plan: Plan, place: Place, number: int) -> ServeCommand:
     hosts = tuple("$LOCAL_IP" if n == number else "$MASTER_IP" for n in range(plan.servers))
-    site = Place(place.checkpoint, hosts, "$NIC_NAME", place.port, place.name)
+    site = replace(place, hosts=hosts, nic="$NIC_NAME")
     command = next(node.command for node in nodes(plan, site) if node.number == number)
     return command.with_flag("--port", "$SERVER_PORT") if _heads(plan, number) else command
 

@@ -45,6 +45,7 @@ class RenderOptions:
     nic: str | None = None
     port: int = PORT
     name: str | None = None
+    proxy_script: str | None = None
     dry_run: bool = False
 
 
@@ -85,6 +86,7 @@ def render(options: RenderOptions) -> Rendered:
         nic=options.nic,
         port=options.port,
         name=options.name,
+        proxy_script=options.proxy_script,
         templated=options.format in TEMPLATED,
     )
     texts = _formats()[options.format](plan, place)

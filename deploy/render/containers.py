@@ -7,8 +7,9 @@ import shlex
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.releases import images, release
 from glm5_ascend.deploy.plan_file import Plan, PlanError
-from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
+from glm5_ascend.deploy.render.nodes import Node, nodes
 from glm5_ascend.deploy.render.place import Place
+from glm5_ascend.deploy.render.proxy import proxy_node
 from glm5_ascend.deploy.render.script import body, proxy_body, quoted
 
 SHARED_MEMORY = "512g"
@@ -52,8 +53,12 @@ def mounts(place: Place) -> list[str]:
     return [f"{path}:{path}" for path in MOUNTS] + [f"{place.checkpoint}:{place.checkpoint}:ro"]
 
 
+def _model(plan: Plan) -> str:
+    return plan.model.replace(".", "-")
+
+
 def _name(plan: Plan, node: Node) -> str:
-    return f"{plan.model.replace('.', '-')}-node{node.number}"
+    return f"{_model(plan)}-node{node.number}"
 
 
 def docker_files(plan: Plan, place: Place) -> dict[str, str]:
@@ -74,23 +79,22 @@ def docker_files(plan: Plan, place: Place) -> dict[str, str]:
         ]
         text = " \\\n  ".join(" ".join(row) for row in rows)
         made[f"node{node.number}.sh"] = f"#!/usr/bin/env bash\nset -eu\n{text}\n"
-    words = proxy_words(plan, place)
-    if words:
-        run = (
-            f"exec docker run --rm --init --network host --entrypoint bash {image(plan)} \\\n  -c "
-        )
-        script = shlex.quote(proxy_body(words))
-        made["proxy.sh"] = f"#!/usr/bin/env bash\nset -eu\n{run}{script}\n"
+    proxy = proxy_body(plan, place)
+    if proxy:
+        run = f"exec docker run --rm --init --network host --name {_model(plan)}-proxy"
+        run += f" --entrypoint bash {image(plan)} \\\n  -c {shlex.quote(proxy)}"
+        about = f"# For node {proxy_node(plan)}, or any machine that reaches all others."
+        made["proxy.sh"] = f"#!/usr/bin/env bash\n{about}\nset -eu\n{run}\n"
     return made
 
 
 def compose_files(plan: Plan, place: Place) -> dict[str, str]:
-    """``node0.compose.yaml`` and so on; the proxy is a service of node 0."""
+    """``node0.compose.yaml`` and so on; the proxy is a service of the first prefill server."""
     import yaml
 
     _colons(place)
     made = {}
-    words = proxy_words(plan, place)
+    proxy = proxy_body(plan, place)
     for node in nodes(plan, place):
         engine = {
             "image": image(plan),
@@ -106,13 +110,13 @@ def compose_files(plan: Plan, place: Place) -> dict[str, str]:
             "command": [_kept(body(plan, node, exports=False))],
         }
         services: dict[str, object] = {"engine": engine}
-        if words and node.number == 0:
+        if node.number == proxy_node(plan):
             services["proxy"] = {
                 "image": image(plan),
                 "network_mode": "host",
                 "init": True,
                 "entrypoint": ["bash", "-c"],
-                "command": [_kept(proxy_body(words))],
+                "command": [_kept(proxy)],
             }
         text = yaml.safe_dump({"services": services}, sort_keys=False, width=100)
         made[f"node{node.number}.compose.yaml"] = text

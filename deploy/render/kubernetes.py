@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.containers import MOUNTS, image
 from glm5_ascend.deploy.render.fields import check_fields
-from glm5_ascend.deploy.render.nodes import READY_S, Node, nodes, proxy_words
+from glm5_ascend.deploy.render.nodes import READY_S, Node, nodes
 from glm5_ascend.deploy.render.place import Place, engine_port, is_networked, is_split
 from glm5_ascend.deploy.render.script import body, proxy_body
 
@@ -39,7 +40,7 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
         hosts = tuple(
             _LEADER if n in heads and n != number else _POD_IP for n in range(plan.servers)
         )
-        site = Place(place.checkpoint, hosts, place.nic, place.port, place.name)
+        site = replace(place, hosts=hosts)
         made |= {node.number: node for node in nodes(plan, site) if node.number == number}
     documents: list[dict[str, object]] = []
     for instance, role in enumerate(plan.roles):
@@ -165,7 +166,7 @@ def _proxy(plan: Plan, place: Place) -> list[dict[str, object]]:
         "name": "proxy",
         "image": image(plan),
         "command": ["bash", "-c"],
-        "args": [_plain(proxy_body(proxy_words(plan, place, names)))],
+        "args": [_plain(proxy_body(plan, place, names))],
         "ports": [{"containerPort": place.port, "name": "http"}],
         "readinessProbe": {
             "httpGet": {"path": "/healthcheck", "port": place.port},

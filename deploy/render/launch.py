@@ -16,8 +16,9 @@ from glm5_ascend.deploy.command import Launch
 from glm5_ascend.deploy.engine import Engine, Facts
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.preflight import check_all
-from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
-from glm5_ascend.deploy.render.place import PORT, is_split, place_of
+from glm5_ascend.deploy.render.nodes import Node, nodes
+from glm5_ascend.deploy.render.place import PORT, Place, is_split, place_of
+from glm5_ascend.deploy.render.proxy import Proxy
 from glm5_ascend.deploy.serve import foreground, ready_timeout
 from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import ExitCode, PreflightError
@@ -36,11 +37,14 @@ class Part:
     checkpoint: str | None = None
     hosts: str | None = None
     nic: str | None = None
+    proxy_script: str | None = None
     vllm_args: Sequence[str] = ()
 
 
 def run(part: Part, *, dry_run: bool) -> int:
     """Serve a node's part in the foreground until it ends or is interrupted.
+
+    The first prefill server also runs the proxy, once every instance answers.
 
     Args:
         dry_run: print environment and command on stdout and stop.
@@ -53,7 +57,8 @@ def run(part: Part, *, dry_run: bool) -> int:
             the engine never became healthy (6) or ended with an error (7).
     """
     plan = Plan.load(part.plan)
-    node, proxy = _node(plan, part)
+    place = _place(plan, part)
+    node = _node(plan, place, part)
     facts = engines.detect()
     launch = _launch(node, facts, is_split(plan))
     if dry_run:
@@ -73,31 +78,39 @@ def run(part: Part, *, dry_run: bool) -> int:
             "the package mooncake is not installed, which moves caches from prefill to decode",
             "run inside the vllm-ascend image",
         )
-    _announce(plan, node, proxy)
-    return foreground(launch, args, ready_timeout({**os.environ, **launch.environ}))
+    timeout_s = ready_timeout({**os.environ, **launch.environ})
+    proxy = Proxy.of(plan, place, node.number, timeout_s)
+    if proxy is not None:
+        proxy.check()
+    _announce(plan, node)
+    return foreground(launch, args, timeout_s, proxy)
 
 
-def _node(plan: Plan, part: Part) -> tuple[Node, list[str]]:
+def _place(plan: Plan, part: Part) -> Place:
     args = VllmArgs.parse(part.vllm_args)
     for name in args.values:
         if name not in _BESIDE:
             raise PlanError(f"{name} is given beside a plan", f"put it into `flags` of {part.plan}")
     port = whole_number(args.value("--port", str(PORT)))
-    place = place_of(
+    return place_of(
         plan,
         checkpoint=part.checkpoint,
         hosts=part.hosts,
         nic=part.nic,
         port=-1 if port is None else port,
-        name=args.value("--served-model-name", "") or None,
+        name=args.value("--served-model-name", "") if args.has("--served-model-name") else None,
+        proxy_script=part.proxy_script,
     )
+
+
+def _node(plan: Plan, place: Place, part: Part) -> Node:
     found = {node.number: node for node in nodes(plan, place)}
     if part.node_rank not in found:
         raise PlanError(
             f"{part.plan} has no node {part.node_rank}",
             f"its nodes are {', '.join(map(str, sorted(found)))}",
         )
-    return found[part.node_rank], proxy_words(plan, place)
+    return found[part.node_rank]
 
 
 def _launch(node: Node, facts: Facts, split: bool) -> Launch:
@@ -118,7 +131,7 @@ def _launch(node: Node, facts: Facts, split: bool) -> Launch:
     )
 
 
-def _announce(plan: Plan, node: Node, proxy: Sequence[str]) -> None:
+def _announce(plan: Plan, node: Node) -> None:
     role = plan.roles[node.instance]
     where = "with the API" if node.is_head else "headless"
     note(f"node {node.number} of {plan.servers}: {role.role} {role.layout}, {where}")
@@ -129,5 +142,3 @@ def _announce(plan: Plan, node: Node, proxy: Sequence[str]) -> None:
     wanted = release(plan.release).text
     if installed != wanted:
         note(f"warning: the plan is for vllm-ascend {wanted}, installed is {installed}")
-    if proxy and node.is_head:
-        note("once all instances are ready, start the proxy: render writes it as proxy.sh")

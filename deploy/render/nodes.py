@@ -25,10 +25,6 @@ _TRANSPORT_FIRST, _TRANSPORT_EACH = 20_000, 1000
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9-]*")
-PROXY_SCRIPT = (
-    "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/"
-    "load_balance_proxy_server_example.py"
-)
 _OURS = (
     *("host", "port", "headless", "served-model-name", "model", "additional-config"),
     *("kv-transfer-config", "data-parallel-address", "data-parallel-rpc-port"),
@@ -133,9 +129,9 @@ def _flags(
         flags |= {"data-parallel-start-rank": start} if position else {}
         address = place.hosts[role.nodes[0]]
         flags |= {"data-parallel-address": address, "data-parallel-rpc-port": RPC_PORT}
-    reasoning = "glm47" if plan.model.startswith("glm-5.3") else "glm45"
-    parsers = {"enable-auto-tool-choice": True, "tool-call-parser": "glm47"}
-    return flags | {"seed": 1024} | parsers | {"reasoning-parser": reasoning} | dict(role.flags)
+    # Of 0.30 `glm45` and `glm47` are one reasoning parser; 0.23 has the first name only.
+    parsers = {"tool-call-parser": "glm47", "reasoning-parser": "glm45"}
+    return flags | {"seed": 1024, "enable-auto-tool-choice": True} | parsers | dict(role.flags)
 
 
 def _env(
@@ -193,7 +189,7 @@ def proxy_words(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None
     if not is_split(plan):
         return []
     port = str(engine_port(plan, place))
-    words = ["python3", PROXY_SCRIPT, "--host", "0.0.0.0", "--port", str(place.port)]
+    words = ["python3", place.proxy_script, "--host", "0.0.0.0", "--port", str(place.port)]
     for role, side in (("prefill", "prefiller"), ("decode", "decoder")):
         heads = [
             hosts[instance] if hosts else place.hosts[one.nodes[0]]

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 
 from glm5_ascend.deploy.catalogue.models import model
 from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.errors import brief
 
 PORT = 8000
+# In the images of vllm-ascend.
+PROXY_SCRIPT = (
+    "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/"
+    "load_balance_proxy_server_example.py"
+)
 _NIC = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
 # 100 ports above: the proxy has the public one.
 _BEHIND_PROXY = 100
@@ -27,6 +33,7 @@ class Place:
         nic: interface of these addresses; empty where no server talks to another.
         port: of the public endpoint.
         name: served model name.
+        proxy_script: absolute path of vllm-ascend's proxy.
     """
 
     checkpoint: str
@@ -34,6 +41,7 @@ class Place:
     nic: str = ""
     port: int = PORT
     name: str = ""
+    proxy_script: str = PROXY_SCRIPT
 
 
 def is_split(plan: Plan) -> bool:
@@ -64,6 +72,7 @@ def place_of(
     nic: str | None = None,
     port: int = PORT,
     name: str | None = None,
+    proxy_script: str | None = None,
     templated: bool = False,
 ) -> Place:
     """Check what the user says of the site against the plan.
@@ -83,12 +92,20 @@ def place_of(
         raise PlanError(f"{nic!r} is no name of an interface", "see `ip -br address`")
     if nic is None and is_networked(plan) and not templated:
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
-    path = checkpoint or default_checkpoint(plan)
-    if not path.startswith("/") or re.search(r"[\x00-\x1f]", path):
-        raise PlanError(f"checkpoint {path!r} is no absolute path", "give the path on the servers")
+    path = _absolute("checkpoint", default_checkpoint(plan) if checkpoint is None else checkpoint)
+    script = _absolute("proxy script", PROXY_SCRIPT if proxy_script is None else proxy_script)
     if not 1 <= port <= 65_535 - _BEHIND_PROXY:
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
-    return Place(path, addresses, nic or "", port, name or title)
+    served = title if name is None else name
+    if not served or served.startswith("-") or not served.isprintable():
+        raise PlanError(f"{brief(served)} is no model name", "give a name without control characters")
+    return Place(path, addresses, nic or "", port, served, script)
+
+
+def _absolute(what: str, path: str) -> str:
+    if not path.startswith("/") or not path.isprintable():
+        raise PlanError(f"{what} {brief(path)} is no absolute path", "give the path on the servers")
+    return path
 
 
 def _check_hosts(addresses: Sequence[str], plan: Plan, templated: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
 from glm5_ascend.deploy.render.place import Place, is_split
+from glm5_ascend.deploy.render.proxy import beside_engine, endpoints, proxy_node, waiting_body
 
 # Words of ours that the shell, LeaderWorkerSet or the CI is to fill in; a user's are kept as is.
 _VARIABLE = re.compile(r"\$(LWS_LEADER_ADDRESS|POD_IP|LOCAL_IP|MASTER_IP|NIC_NAME|SERVER_PORT)")
@@ -37,11 +38,12 @@ def lines_of(node: Node) -> str:
     return " \\\n  ".join(" ".join(map(quoted, row)) for row in rows)
 
 
-def body(plan: Plan, node: Node, *, exports: bool = True) -> str:
+def body(plan: Plan, node: Node, *, exports: bool = True, before: str = "") -> str:
     """What a shell does on a node, ending in ``exec vllm serve``.
 
     Args:
         exports: set the variables too; containers get theirs from their runtime.
+        before: text in front of the command.
     """
     text = "set -eu\n"
     if exports:
@@ -50,32 +52,39 @@ def body(plan: Plan, node: Node, *, exports: bool = True) -> str:
         )
     if is_split(plan):
         text += _LIBRARIES
-    return f"{text}exec {lines_of(node)}\n"
+    return f"{text}{before}exec {lines_of(node)}\n"
 
 
-def proxy_body(words: Sequence[str]) -> str:
-    """What a shell does to start the proxy."""
-    rows: list[list[str]] = [[]]
-    for word in words:
-        if word.startswith("--"):
-            rows.append([])
-        rows[-1].append(word)
-    return "set -eu\nexec " + " \\\n  ".join(" ".join(map(quoted, row)) for row in rows) + "\n"
+def proxy_body(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None) -> str:
+    """What a shell does to start the proxy; empty where there is none.
+
+    Args:
+        hosts: name of each instance's first server, where it is not its address.
+    """
+    words = proxy_words(plan, place, hosts)
+    return waiting_body(words, endpoints(plan, place, hosts)) if words else ""
 
 
 def files(plan: Plan, place: Place) -> dict[str, str]:
-    """``node0.sh`` and so on, and ``proxy.sh`` where prefill and decode are apart."""
+    """``node0.sh`` and so on.
+
+    Where prefill and decode are apart, the first prefill server starts the proxy too, and
+    ``proxy.sh`` starts it alone, for a machine without an engine.
+    """
     made = {}
     for node in nodes(plan, place):
         where = f" at {place.hosts[node.number]}" if place.hosts else ""
         engine = f"vllm-ascend {release(plan.release).text}"
         about = f"# {plan.model} {plan.quant}, {engine}: node {node.number}"
+        proxy = ""
+        if node.number == proxy_node(plan):
+            proxy = beside_engine(proxy_words(plan, place), endpoints(plan, place))
         made[f"node{node.number}.sh"] = (
             f"#!/usr/bin/env bash\n{about}{where}, {node.role} {plan.roles[node.instance].layout}\n"
-            + body(plan, node)
+            + body(plan, node, before=proxy)
         )
-    words = proxy_words(plan, place)
-    if words:
-        about = "# On any server that reaches all others, once every instance answers /health."
-        made["proxy.sh"] = f"#!/usr/bin/env bash\n{about}\n{proxy_body(words)}"
+    text = proxy_body(plan, place)
+    if text:
+        about = f"# node{proxy_node(plan)}.sh starts the proxy; this is for a machine of its own."
+        made["proxy.sh"] = f"#!/usr/bin/env bash\n{about}\n{text}"
     return made
