@@ -1,0 +1,357 @@
+"""The kernels of triton_kernel.py.
+
+Weights lie on the rows of every product and tokens on its columns, so that one token, too, takes
+warp group products. Tiles: BM columns of a weight, BT tokens, BK terms of the sums.
+
+PDL: a kernel may start while the one before it runs. Until ``gdc_wait`` it touches nothing but
+weights, which it asks into the L2 cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from glm5_ascend.ops.paged_cache.triton_source import store_latent, store_rope
+from glm5_ascend.ops.triton.triton_source import dot, int8_codes, largest, narrowed
+
+
+@triton.jit
+def quantise(
+    x, x_row, point, offset, codes, scales, width,
+    STATIC: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """int8 codes of one row; static, or with the row's own scale, which is stored."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BN)
+    peak = tl.zeros((BN,), tl.float32)
+    if not STATIC:
+        for first in range(0, width, BN):
+            some = first + column < width
+            part = tl.load(x + row * x_row + first + column, mask=some, other=0.0).to(tl.float32)
+            peak = larger(peak, part)
+        tl.store(scales + row, tl.div_rn(largest(peak, 0), 127.0))
+    scale = tl.div_rn(largest(peak, 0), 127.0)
+    for first in range(0, width, BN):
+        some = first + column < width
+        part = tl.load(x + row * x_row + first + column, mask=some, other=0.0).to(tl.float32)
+        number = coded(part, scale, point, offset, STATIC)
+        tl.store(codes + row * width + first + column, number, mask=some)
+
+
+@triton.jit
+def larger(peak, x):
+    """The larger one of ``peak`` and |x|, NaN if either is."""
+    bits = tl.maximum(
+        peak.to(tl.int32, bitcast=True), x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    )
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def coded(x, scale, point, offset, STATIC: tl.constexpr):
+    """int8 codes of F32 x, with ``scale`` of the rows or the scale and offset stored for all."""
+    if STATIC:
+        shifted = tl.div_rn(x, tl.load(point).to(tl.float32)) + tl.load(offset).to(tl.float32)
+        return int8_codes(shifted, -128)
+    return int8_codes(tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale)), -127)
+
+
+@triton.jit
+def project(
+    x, x_row, x_point, x_offset, x_scale, w, w_row, w_col, w2, w2_row, w2_col, columns, columns2,
+    scale, scale2, bias, bias2, out, tokens, terms, part,
+    QUANTISE: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+    SPLIT: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BX: tl.constexpr,
+    PDL: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """[x W | x W2] of BM columns and BT tokens, weights [columns, terms].
+
+    QUANTISE: 0 = x are codes or weights are float, 1 = x is quantised here per token, 2 = here with
+    the stored scale and offset. SPLIT: the sums of one part of the terms, as they are, into
+    out [parts, tokens, columns + columns2]; else all of them, finished, into out [tokens, ..].
+    SCALED: tokens have scales. BX: terms that a step of the search for these scales reads.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    tile, which = tl.program_id(0), tl.program_id(2)
+    tiles = tl.cdiv(columns, BM)
+    first_column, width = 0, columns
+    if tile >= tiles:
+        w, w_row, w_col, scale, bias = w2, w2_row, w2_col, scale2, bias2
+        tile, first_column, width = tile - tiles, columns, columns2
+    column = tile * BM + tl.arange(0, BM)
+    used = column < width
+    token = tl.program_id(1) * BT + tl.arange(0, BT)
+    there = token < tokens
+    line = x + token.to(tl.int64)[None, :] * x_row
+    weight = w + tl.where(used, column, 0).to(tl.int64)[:, None] * w_row
+    begin, end = which * part, tl.minimum(terms, (which + 1) * part)
+    if PDL:
+        ask(weight, w_col, begin, end, BM)
+        gdc_wait()
+    own = tl.zeros((BT,), tl.float32)
+    if QUANTISE == 1:
+        own = row_scales(line, there, terms, BT, BX)
+        if (tile == 0) & (first_column == 0) & (which == 0):
+            tl.store(x_scale + token, own, mask=there)
+    total = tl.zeros((BM, BT), tl.int32 if INT8 else tl.float32)
+    if SPLIT or INT8:
+        total = add_products(
+            total, weight, w_col, line, used, there, begin, end, own, x_point, x_offset,
+            QUANTISE, INT8, BK, INTERPRET,
+        )  # fmt: skip
+    else:
+        # The parts are added in the order in which ``latents`` adds them.
+        for start in range(0, terms, part):
+            zero = tl.zeros((BM, BT), tl.float32)
+            total += add_products(
+                zero, weight, w_col, line, used, there, start, tl.minimum(terms, start + part),
+                own, x_point, x_offset, QUANTISE, INT8, BK, INTERPRET,
+            )  # fmt: skip
+    row = which.to(tl.int64) * tokens + token
+    place = out + row[None, :] * (columns + columns2) + (first_column + column)[:, None]
+    mask = used[:, None] & there[None, :]
+    if SPLIT:
+        tl.store(place, total, mask=mask)
+    else:
+        if INT8:
+            if BIAS:
+                total += tl.load(bias + column, mask=used, other=0)[:, None]
+            total = total.to(tl.float32) * tl.load(scale + column, mask=used, other=0.0)[:, None]
+            if SCALED:
+                total *= tl.load(x_scale + token, mask=there, other=0.0)[None, :]
+        tl.store(place, narrowed(total, out.dtype.element_ty, INTERPRET), mask=mask)
+
+
+@triton.jit
+def ask(weight, w_col, begin, end, BM: tl.constexpr):
+    """Bring the terms from ``begin`` to ``end`` of BM weight rows into the L2 cache."""
+    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    line: tl.constexpr = 128 // size
+    for first in range(begin, end, 16 * line):
+        term = tl.minimum(first + line * tl.arange(0, 16), end - 1)
+        prefetch(weight + term[None, :] * w_col)
+
+
+@triton.jit
+def ask_rows(weight, w_row, D: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """Bring BM neighbouring numbers of D rows into the L2 cache."""
+    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    lines: tl.constexpr = BM * size // 128
+    for first in range(0, D, BK):
+        term = tl.minimum(first + tl.arange(0, BK), D - 1)
+        prefetch(weight + term[:, None] * w_row + (128 // size) * tl.arange(0, lines)[None, :])
+
+
+@triton.jit
+def prefetch(pointer):
+    """Bring the lines of all addresses into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointer.to(tl.int64)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def row_scales(line, there, terms, BT: tl.constexpr, BX: tl.constexpr):
+    """max |x| / 127 of BT rows."""
+    peak = tl.zeros((BX, BT), tl.float32)
+    for first in range(0, terms, BX):
+        term = first + tl.arange(0, BX)
+        mask = (term < terms)[:, None] & there[None, :]
+        peak = larger(peak, tl.load(line + term[:, None], mask=mask, other=0.0).to(tl.float32))
+    return tl.div_rn(largest(peak, 0), 127.0)
+
+
+@triton.jit
+def add_products(
+    total, weight, w_col, line, used, there, begin, end, own, x_point, x_offset,
+    QUANTISE: tl.constexpr, INT8: tl.constexpr, BK: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """``total`` and the products of the terms from ``begin`` to ``end``."""
+    for first in range(begin, end, BK):
+        term = first + tl.arange(0, BK)
+        some = term < end
+        a = tl.load(weight + term[None, :] * w_col, mask=used[:, None] & some[None, :], other=0)
+        b = tl.load(line + term[:, None], mask=some[:, None] & there[None, :], other=0)
+        if QUANTISE > 0:
+            b = coded(b.to(tl.float32), own[None, :], x_point, x_offset, QUANTISE == 2)
+        if INT8:
+            total = tl.dot(a, b, total, out_dtype=tl.int32)
+        else:
+            total += dot(a, b, INTERPRET)
+    return total
+
+
+@triton.jit
+def latents(
+    down, width, scale_q, scale_kv, bias_q, bias_kv, x_scale, gamma_q, gamma_kv, eps_q,
+    eps_kv, cos, cos_row, sin, sin_row, slots, kv, kv_row, kr, kr_row, latent, codes, scales,
+    point, offset, tokens,
+    PARTS: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, R: tl.constexpr,
+    RP: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+    QUANTISE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
+    PDL: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Of one token: the normed q latent (axis 1 at 0), or its cache rows (at 1).
+
+    down: sums of parts [PARTS, tokens, Q + L + R], or with no parts finished numbers
+    [tokens, ..].
+    QUANTISE: 0 = no codes of the latent, 1 = per token, 2 = static. KEEP: store the latent. TILE:
+    codes per scale of packed cache rows, 0 for caches in DTYPE.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    line, step = down + token * width, tokens * width
+    row_scale = 1.0
+    if SCALED:
+        row_scale = tl.load(x_scale + token)
+    if tl.program_id(1) == 0:
+        column = tl.arange(0, QP)
+        some = column < Q
+        raw = finished(
+            line, step, column, some, scale_q, bias_q, row_scale, PARTS, INT8, BIAS, SCALED,
+            DTYPE, INTERPRET,
+        )  # fmt: skip
+        normed = norm(raw, gamma_q, column, some, Q, eps_q, DTYPE, INTERPRET)
+        if KEEP:
+            tl.store(latent + token * Q + column, narrowed(normed, DTYPE, INTERPRET), mask=some)
+        if QUANTISE > 0:
+            scale = tl.div_rn(largest(normed, 0), 127.0)
+            if QUANTISE == 1:
+                tl.store(scales + token, scale)
+            number = coded(normed, scale, point, offset, QUANTISE == 2)
+            tl.store(codes + token * Q + column, number, mask=some)
+    else:
+        slot = tl.load(slots + token).to(tl.int64)
+        column = tl.arange(0, LP)
+        some = column < L
+        raw = finished(
+            line + Q, step, column, some, scale_kv, bias_kv, row_scale, PARTS, INT8, BIAS,
+            SCALED, DTYPE, INTERPRET,
+        )  # fmt: skip
+        normed = norm(raw, gamma_kv, column, some, L, eps_kv, DTYPE, INTERPRET)
+        number = tl.arange(0, RP)
+        some_r = number < R
+        key = finished(
+            line + Q + L, step, number, some_r, scale_kv + L, bias_kv + L, row_scale, PARTS,
+            INT8, BIAS, SCALED, DTYPE, INTERPRET,
+        )  # fmt: skip
+        key = narrowed(
+            turned(key, cos + token * cos_row, sin + token * sin_row, R, RP), DTYPE, INTERPRET
+        )
+        if TILE > 0:
+            store_latent(kv + slot * kv_row, normed, slot >= 0, L, TILE, 2 * R)
+            store_rope(kv + slot * kv_row + L, key.to(tl.float32), slot >= 0, R, INTERPRET)
+        else:
+            row = narrowed(normed, DTYPE, INTERPRET)
+            tl.store(kv + slot * kv_row + column, row, mask=some & (slot >= 0))
+            tl.store(kr + slot * kr_row + number, key, mask=some_r & (slot >= 0))
+
+
+@triton.jit
+def finished(
+    line, step, column, some, scale, bias, row_scale, PARTS: tl.constexpr, INT8: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Columns of one token's projection, rounded to DTYPE, in F32."""
+    total = tl.load(line + column, mask=some, other=0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(line + part * step + column, mask=some, other=0)
+    if PARTS > 0:
+        if INT8:
+            if BIAS:
+                total += tl.load(bias + column, mask=some, other=0)
+            y = total.to(tl.float32) * tl.load(scale + column, mask=some, other=0.0)
+            if SCALED:
+                y = y * row_scale
+        else:
+            y = total
+        return narrowed(y, DTYPE, INTERPRET).to(tl.float32)
+    return total.to(tl.float32)
+
+
+@triton.jit
+def norm(
+    x, gamma, column, some, WIDTH: tl.constexpr, eps, DTYPE: tl.constexpr, INTERPRET: tl.constexpr
+):
+    """RMS norm of F32 x, rounded to DTYPE before and after gamma; of F32 in F64, rounded once."""
+    gain = tl.load(gamma + column, mask=some, other=0.0)
+    if DTYPE == tl.float32:
+        wide = x.to(tl.float64)
+        mean = tl.sum(wide * wide, 0) / WIDTH
+        return (wide * (1.0 / tl.sqrt(mean + eps)) * gain.to(tl.float64)).to(tl.float32)
+    factor = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0), WIDTH * 1.0) + eps))
+    normed = narrowed(x * factor, DTYPE, INTERPRET).to(tl.float32)
+    return narrowed(normed * gain.to(tl.float32), DTYPE, INTERPRET).to(tl.float32)
+
+
+@triton.jit
+def turned(x, cos, sin, R: tl.constexpr, RP: tl.constexpr):
+    """The pairs (x[2j], x[2j + 1]) of F32 x [RP], R of them used, turned in place."""
+    pair = tl.arange(0, RP // 2)
+    c = tl.load(cos + pair, mask=pair < R // 2, other=0.0).to(tl.float32)
+    s = tl.load(sin + pair, mask=pair < R // 2, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(x, (RP // 2, 2)))
+    return tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (RP,))
+
+
+@triton.jit
+def heads(
+    q, q_row, w, w_head, w_row, w_col, cos, cos_row, sin, sin_row, query, rope, tokens, number,
+    D: tl.constexpr, L: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Of one head and BT tokens: BM columns of nope times w [D, L], or the rotated part.
+
+    q: [tokens, heads * (D + R)]; query: [tokens, heads, L]; rope: [tokens, heads, R].
+    """
+    if PDL:
+        gdc_launch_dependents()
+    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(2).to(tl.int64) * BT + tl.arange(0, BT)
+    there = token < tokens
+    line = q + token * q_row + head * (D + R)
+    if tile == tl.cdiv(L, BM):
+        if PDL:
+            gdc_wait()
+        column = tl.arange(0, RP)
+        mask = there[:, None] & (column < R)[None, :]
+        x = tl.load(line[:, None] + D + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        pair = tl.arange(0, RP // 2)
+        known = there[:, None] & (pair < R // 2)[None, :]
+        c = tl.load(cos + token[:, None] * cos_row + pair[None, :], mask=known, other=0.0)
+        s = tl.load(sin + token[:, None] * sin_row + pair[None, :], mask=known, other=0.0)
+        c, s = c.to(tl.float32), s.to(tl.float32)
+        even, odd = tl.split(tl.reshape(x, (BT, RP // 2, 2)))
+        x = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (BT, RP))
+        place = rope + (token * number + head)[:, None] * R + column[None, :]
+        tl.store(place, narrowed(x, rope.dtype.element_ty, INTERPRET), mask=mask)
+    else:
+        column = tile * BM + tl.arange(0, BM)
+        used = column < L
+        weight = w + head * w_head + tl.where(used, column, 0)[None, :] * w_col
+        if PDL:
+            ask_rows(w + head * w_head + tile * BM, w_row, D, BM, BK)
+            gdc_wait()
+        total = tl.zeros((BM, BT), tl.float32)
+        for first in range(0, D, BK):
+            term = first + tl.arange(0, BK)
+            some = term < D
+            a = tl.load(
+                weight + term[:, None] * w_row, mask=some[:, None] & used[None, :], other=0.0
+            )  # fmt: skip
+            b = tl.load(
+                line[None, :] + term[:, None], mask=some[:, None] & there[None, :], other=0.0
+            )  # fmt: skip
+            total += dot(tl.trans(a), b, INTERPRET)
+        place = query + (token * number + head)[None, :] * L + column[:, None]
+        mask = used[:, None] & there[None, :]
+        tl.store(place, narrowed(total, query.dtype.element_ty, INTERPRET), mask=mask)
