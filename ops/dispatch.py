@@ -22,7 +22,7 @@ import torch
 from glm5_ascend import env
 from glm5_ascend.errors import BackendUnavailable
 from glm5_ascend.ops.ascendc import library
-from glm5_ascend.ops.errors import ArgumentError
+from glm5_ascend.ops.errors import ArgumentError, Declined
 from glm5_ascend.ops.native import compiler
 
 # Operator (or group of small functions) -> its folder.
@@ -101,6 +101,25 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
     if wanted is not None and tensor.device.type != wanted:
         kind = wanted.upper()
         raise ArgumentError(f"backend '{name}' takes {kind} tensors, not one on {tensor.device}")
+    return name
+
+
+_WITH_FP8 = ("reference", "triton")
+
+
+def with_fp8(operator: str, backend: str, tensor: torch.Tensor) -> str:
+    """``select`` for a call on e4m3 codes, which no NPU before Atlas 950 has.
+
+    Raises:
+        Declined: the backend does not take them.
+        BackendUnavailable, ArgumentError: as ``select``.
+    """
+    name = select(operator, backend, tensor)
+    if name not in _WITH_FP8:
+        raise Declined(
+            f"backend '{name}' of {operator} does not take float8_e4m3fn",
+            "choose backend 'reference', on a CUDA device 'triton', or int8 codes",
+        )
     return name
 
 

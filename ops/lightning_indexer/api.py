@@ -108,15 +108,17 @@ def lightning_indexer_quant(
     sorted: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``lightning_indexer`` on int8 queries and keys with one scale per row.
+    """``lightning_indexer`` on int8 or e4m3 queries and keys with one scale per row.
 
     score(t, s) = key_scale[s] * sum_h weights[t, h] * query_scale[t, h] * max(0, q[t, h] . k[s]):
-    exact int32 products, the rest in F32 (F64 if weights are F64). The NPU rounds the products of
-    two factors and the scaled dots to F16 instead (README.md).
+    exact int32 products (of e4m3 codes: exact products summed in F32), the rest in F32 (F64 if
+    weights are F64). The NPU rounds the products of two factors and the scaled dots to F16 instead
+    (README.md).
 
     Args:
-        query: int8, [B, S1, H, D] or [T, H, D]; D up to 1023.
-        key: int8, layouts and strides as of ``lightning_indexer``.
+        query: int8 or float8_e4m3fn (backends ``reference`` and ``triton`` only), [B, S1, H, D] or
+            [T, H, D]; D up to 1023.
+        key: query's dtype, layouts and strides as of ``lightning_indexer``.
         weights: [B, S1, H] or [T, H], any float dtype.
         query_dequant_scale: F16, F32 or F64, shape of weights.
         key_dequant_scale: F16, F32 or F64 [.., 1], shape of key without D; rows at one distance.
@@ -129,6 +131,7 @@ def lightning_indexer_quant(
 
     Raises:
         ArgumentError: arguments that contradict each other or the above.
+        Declined: e4m3 codes with a backend that does not take them.
         BackendUnavailable: the named backend cannot run here.
 
     Call signature of torch_npu.npu_quant_lightning_indexer.

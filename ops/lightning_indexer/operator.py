@@ -137,8 +137,8 @@ def _check_quant(
     modes: tuple[int, int],
     dtypes: tuple[int | None, int | None],
 ) -> None:
-    checks.dtype("query", query, (torch.int8,))
-    checks.dtype("key", key, (torch.int8,))
+    checks.dtype("query", query, (torch.int8, torch.float8_e4m3fn))
+    checks.dtype("key", key, (query.dtype,))
     checks.dtype("weights", weights, checks.FLOATS)
     for name, scale in (("query_dequant_scale", query_scale), ("key_dequant_scale", key_scale)):
         checks.dtype(name, scale, (torch.float16, torch.float32, torch.float64))
@@ -178,6 +178,8 @@ def _quant_kernel(
     _check_quant(query, key, weights, *scales, modes, dtypes)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
+    if query.dtype == torch.float8_e4m3fn:
+        backend = dispatch.with_fp8("lightning_indexer_quant", backend, weights)
     indices: Tensor = dispatch.load("lightning_indexer_quant", backend, weights).forward_quant(
         query.flatten(0, -3),
         key.flatten(0, -2),

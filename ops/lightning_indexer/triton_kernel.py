@@ -66,7 +66,7 @@ def forward_quant(
     causal: bool,
     sorted: bool = False,
 ) -> Tensor:
-    """int32 [rows, sparse_count] of int8 query and key, as in reference.py.
+    """int32 [rows, sparse_count] of int8 or e4m3 query and key, as in reference.py.
 
     Raises:
         As :func:`forward`.
@@ -100,9 +100,9 @@ class _Work:
                 "choose backend 'reference'",
             )
         for tensor in (query, weights):
-            if tensor.dtype not in (*_DTYPES, torch.int8):
+            if tensor.dtype not in (*_DTYPES, torch.int8, torch.float8_e4m3fn):
                 raise Declined(
-                    "backend 'triton' scores bfloat16, float16, float32 or int8, not "
+                    "backend 'triton' scores bfloat16, float16, float32, int8 or e4m3, not "
                     f"{str(tensor.dtype).removeprefix('torch.')}",
                     "choose backend 'reference'",
                 )
@@ -151,7 +151,8 @@ class _Work:
             self.rows.visible[part], self.rows.start, self.rows.table, self.rows.table_stride,
             logits, self.width, PART, query.shape[1],
             D=query.shape[2], Q=self.tokens, H=self.heads, BN=KEYS, PAGE=self.rows.page,
-            QUANT=quant, INTERPRET=INTERPRETED, num_warps=8, num_stages=3,
+            QUANT=quant, FP8=self.key.dtype == torch.float8_e4m3fn, INTERPRET=INTERPRETED,
+            num_warps=8, num_stages=3,
         )  # fmt: skip
         return logits
 

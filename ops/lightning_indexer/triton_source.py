@@ -13,12 +13,13 @@ def scores(
     q, q_row, q_head, k, k_row, w, w_row, qs, qs_row, ks, ks_row, first, size, request, visible,
     start, table, table_stride, logits, width, length, heads,
     D: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
-    QUANT: tl.constexpr, INTERPRET: tl.constexpr,
+    QUANT: tl.constexpr, FP8: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Logits of a group of up to Q query tokens of one request over one part of its keys.
 
     The keys are the rows of the product, all heads of all queries its columns. Keys that a query
-    does not see, and NaN, get minus infinity.
+    does not see, and NaN, get minus infinity. FP8: e4m3 numbers are F16 numbers, and products of
+    F16 are summed in F32, those of e4m3 in fewer bits.
     """
     group = tl.program_id(0)
     begin, many = tl.load(first + group), tl.load(size + group)
@@ -31,6 +32,8 @@ def scores(
         q + (begin + token)[None, :] * q_row + head[None, :] * q_head + dim[:, None],
         mask=there[None, :], other=0.0,
     )  # fmt: skip
+    if FP8:
+        query = query.to(tl.float16)
     weight = tl.load(w + (begin + token) * w_row + head, mask=there, other=0.0).to(tl.float32)
     if QUANT:
         scale = tl.load(qs + (begin + token) * qs_row + head, mask=there, other=0.0)
@@ -44,6 +47,8 @@ def scores(
         used = position < end
         flat = flat_rows(position, used, base, blocks, PAGE)
         key = tl.load(k + flat[:, None] * k_row + dim[None, :], mask=used[:, None], other=0.0)
+        if FP8:
+            key = key.to(tl.float16)
         product = dot(key, query, INTERPRET)
         # A NaN must stay one: it counts as minus infinity below.
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]

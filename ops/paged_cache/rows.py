@@ -8,3 +8,6 @@ ROTATED = 64  # dims of the rotated key, BF16
 ROTATED_AT = LATENT  # byte where the rotated key starts
 SCALES_AT = ROTATED_AT + 2 * ROTATED  # byte where the scales start
 PACKED = SCALES_AT + 4 * LATENT // TILE  # bytes of a row
+# The e4m3 row of FlashMLA and vLLM: 512 codes | 4 F32 scales | 64 BF16 rotated dims.
+FP8_SCALES_AT = LATENT
+FP8_ROTATED_AT = FP8_SCALES_AT + 4 * LATENT // TILE

@@ -127,14 +127,16 @@ def kv_quant_sparse_flash_attention(
     value_dtype: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``sparse_flash_attention`` over packed rows of int8 latents (``write_kv_rows``).
+    """``sparse_flash_attention`` over packed rows of int8 latents (``write_kv_rows``) or e4m3 ones.
 
     A row becomes BF16 first (latent = code * scale in F32, then rounded); the rest is as there.
 
     Args:
         query: float [B, S1, H, 576] or [T, H, 576]: latent part, then rotated part.
         key: int8 or uint8 [.., 1, 656] in one of the key layouts: 512 int8 codes | 64 BF16
-            rotated dims | 4 F32 scales of 128 codes. Its rows must lie at one distance.
+            rotated dims | 4 F32 scales of 128 codes; or float8_e4m3fn of the same width (backends
+            ``reference`` and ``triton`` only), FlashMLA's and vLLM's row: 512 e4m3 codes | 4 F32
+            scales | 64 BF16 rotated dims. Its rows must lie at one distance.
         value: key itself.
         key_quant_mode, value_quant_mode: 2 (per tile) only.
         key_dequant_scale, value_dequant_scale, key_dtype, value_dtype: must be None.
@@ -147,6 +149,7 @@ def kv_quant_sparse_flash_attention(
 
     Raises:
         ArgumentError: arguments that contradict each other or the above.
+        Declined: e4m3 rows with a backend that does not take them.
         BackendUnavailable: the named backend cannot run here.
 
     Call signature of torch_npu.npu_kv_quant_sparse_flash_attention.

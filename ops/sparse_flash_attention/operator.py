@@ -149,6 +149,10 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
     )  # fmt: skip
 
 
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.view(torch.int8), b.view(torch.int8))
+
+
 def _float_kernel(
     query: Tensor,
     key: Tensor,
@@ -236,7 +240,7 @@ def _check_quant(
     checks.dtype("query", query, checks.FLOATS)
     checks.shape("query", query, (*query.shape[:-1], LATENT + ROTATED))
     for name, rows in (("key", key), ("value", value)):
-        checks.dtype(name, rows, (torch.int8, torch.uint8))
+        checks.dtype(name, rows, (torch.int8, torch.uint8, torch.float8_e4m3fn))
         checks.shape(name, rows, (*key.shape[:-2], 1, PACKED))
     checks.rows("value", value)
     checks.device("value", value, "query", query.device)
@@ -272,16 +276,21 @@ def _quant_kernel(
     where = _check_quant(
         query, key, value, sparse_indices, key_quant_mode, value_quant_mode, **options
     )
-    if not _same_memory(value, key) and not torch.equal(value, key):
+    if not _same_memory(value, key) and not _same_bytes(value, key):
         raise ArgumentError("value must be key: a packed row holds one latent for both")
     requests, keys = layout.spans(where, query, key)
     indices, block = sparse_indices.flatten(0, -2), options.get("sparse_block_size", 1)
     _check_indices(indices, block, requests, keys)
+    rows = key.flatten(0, -2)
+    if rows.dtype == torch.float8_e4m3fn:
+        backend = dispatch.with_fp8("kv_quant_sparse_flash_attention", backend, query)
+    else:
+        rows = rows.view(torch.int8)
     out: Tensor = dispatch.load(
         "kv_quant_sparse_flash_attention", backend, query
     ).forward_kv_quant(
-        query.flatten(0, -3), key.flatten(0, -2).view(torch.int8), indices, scale_value, block,
-        requests, keys, causal=options.get("sparse_mode", 3) == 3,
+        query.flatten(0, -3), rows, indices, scale_value, block, requests, keys,
+        causal=options.get("sparse_mode", 3) == 3,
     )  # fmt: skip
     return out.view(*query.shape[:-1], LATENT)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from glm5_ascend.ops.layout import Keys, Queries, visible_keys
 from glm5_ascend.ops.paged_cache.reference import unpack
+from glm5_ascend.ops.paged_cache.rows import FP8_ROTATED_AT, LATENT, TILE
 
 # Gathered rows of one chunk of queries; small enough to stay in the cache of a core.
 _CHUNK_BYTES = 2 << 20
@@ -44,16 +45,28 @@ def forward_kv_quant(
     *,
     causal: bool,
 ) -> Tensor:
-    """out [rows, H, 512] of query [rows, H, 576] over int8 rows [flat rows, 656].
+    """out [rows, H, 512] of query [rows, H, 576] over int8 or e4m3 rows [flat rows, 656].
 
-    The rows in use become BF16 (ops/paged_cache); everything else is as in ``forward``.
+    The rows in use become BF16; everything else is as in ``forward``.
     """
     flat, valid = _rows(indices, block, requests, keys, causal=causal)
     used, place = torch.unique(flat, return_inverse=True)
     rows = packed[used] if len(packed) else packed.new_zeros(len(used), packed.shape[1])
-    latent, rotated = (part.to(query.dtype) for part in unpack(rows))
+    fp8 = rows.dtype == torch.float8_e4m3fn
+    latent, rotated = (part.to(query.dtype) for part in (unpack_fp8 if fp8 else unpack)(rows))
     parts = [query[..., : latent.shape[1]], query[..., latent.shape[1] :]]
     return _in_chunks(parts, [latent, rotated], latent, place, valid, scale)[0]
+
+
+def unpack_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(latent BF16 [T, 512], rotated key BF16 [T, 64]) of rows [T, 656] of e4m3 latents.
+
+    512 e4m3 codes | 4 F32 scales | 64 BF16 rotated dims; latent = code * scale in F32, rounded.
+    """
+    scale = rows[:, LATENT:FP8_ROTATED_AT].contiguous().view(torch.float32)[..., None]
+    tiles = rows[:, :LATENT].float().view(len(rows), LATENT // TILE, TILE)
+    rotated = rows[:, FP8_ROTATED_AT:].contiguous().view(torch.bfloat16)
+    return (tiles * scale).flatten(-2).to(torch.bfloat16), rotated
 
 
 def _rows(

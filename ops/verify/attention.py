@@ -20,7 +20,7 @@ from glm5_ascend.ops.verify.attention_data import (
 )
 from glm5_ascend.ops.verify.case import DTYPES, Call, Case, Outputs, Problem, Verdict, invoke
 from glm5_ascend.ops.verify.compare import Figures
-from glm5_ascend.ops.verify.packed import pack, unpack
+from glm5_ascend.ops.verify.packed import pack, pack_fp8, unpack, unpack_fp8
 from glm5_ascend.ops.verify.requests import PAGES, Batch, Layout, Requests, batches, gather
 
 # Positions of a token, given the token.
@@ -29,7 +29,7 @@ Positions = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase(Case):
-    """One call of ``sparse_flash_attention``, or of its twin over packed int8 rows.
+    """One call of ``sparse_flash_attention``, or of its twin over packed rows (``fp8``: e4m3 ones).
 
     ``kind`` as in ``attention_data``.
     """
@@ -47,6 +47,7 @@ class AttentionCase(Case):
     with_rope: bool = True
     with_sums: bool = False
     packed: bool = False
+    fp8: bool = False
 
     @property
     def operator(self) -> str:
@@ -59,7 +60,7 @@ class AttentionCase(Case):
             *([self.kind] if self.kind != "selected" else []),
             *([f"std{self.std:g}"] if self.std != 1 else []),
             *([f"block{self.block}"] if self.block != 1 else []),
-            *(name for name in ("one_cache", "with_sums") if getattr(self, name)),
+            *(name for name in ("one_cache", "with_sums", "fp8") if getattr(self, name)),
             *([] if self.with_rope else ["without_rope"]),
             *([f"seed{self.seed}"] if self.seed else []),
         ]
@@ -80,8 +81,9 @@ class AttentionCase(Case):
         data = replace(data, indices=indices)
         if not self.packed:
             return AttentionProblem(self, data)
-        rows = [pack(*parts) for parts in zip(data.latent, data.key_rope, strict=True)]
-        latent, key_rope = zip(*map(unpack, rows), strict=True)
+        to, back = (pack_fp8, unpack_fp8) if self.fp8 else (pack, unpack)
+        rows = [to(*parts) for parts in zip(data.latent, data.key_rope, strict=True)]
+        latent, key_rope = zip(*map(back, rows), strict=True)
         return PackedProblem(self, replace(data, latent=latent, key_rope=key_rope), rows)
 
 
@@ -246,7 +248,7 @@ def _furthest(low: Tensor, oracle: Tensor) -> float:
 
 
 class PackedProblem(AttentionProblem):
-    """The same over rows int8 [k_len, 656] of each request, whose values ``data`` holds."""
+    """The same over packed rows [k_len, 656] of each request, whose values ``data`` holds."""
 
     def __init__(self, case: AttentionCase, data: AttentionData, rows: list[Tensor]) -> None:
         self.packed = rows

@@ -14,16 +14,17 @@ from torch import Tensor
 from glm5_ascend.ops.verify import compare, formula
 from glm5_ascend.ops.verify.case import DTYPES, Call, Case, Outputs, Problem, Verdict, invoke
 from glm5_ascend.ops.verify.compare import Figures
-from glm5_ascend.ops.verify.indexer_data import EXACT, IndexerData, draw
+from glm5_ascend.ops.verify.indexer_data import CODES, EXACT, IndexerData, draw
 from glm5_ascend.ops.verify.requests import PAGES, Batch, Layout, Requests, batches, gather
 from glm5_ascend.ops.verify.rows import columns
 
 Scores = Callable[..., formula.Array]
+_NAMES = {**DTYPES, torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexerCase(Case):
-    """One call of ``lightning_indexer``, or of its int8 twin if ``dtype`` is int8.
+    """One call of ``lightning_indexer``, or of its twin if ``dtype`` is int8 or e4m3.
 
     ``kind`` as in ``indexer_data``.
     """
@@ -43,8 +44,8 @@ class IndexerCase(Case):
 
     @property
     def operator(self) -> str:
-        """The quantised one for int8."""
-        return "lightning_indexer" + ("_quant" if self.dtype == torch.int8 else "")
+        """The quantised one for codes."""
+        return "lightning_indexer" + ("_quant" if self.dtype in CODES else "")
 
     def __str__(self) -> str:
         extra = [
@@ -56,7 +57,7 @@ class IndexerCase(Case):
         ]
         shape = f"{self.heads}x{self.dim}-top{self.count}"
         return "-".join(
-            [str(self.requests), shape, DTYPES.get(self.dtype, "int8"), str(self.layout), *extra]
+            [str(self.requests), shape, _NAMES[self.dtype], str(self.layout), *extra]
         )
 
     def problem(self) -> Problem:

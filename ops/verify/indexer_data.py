@@ -25,7 +25,7 @@ _SPECIAL: dict[str, tuple[Callable[[int], Tensor], float]] = {
 class IndexerData:
     """query [tokens, H, D], keys of each request [k_len, D], weights [tokens, H].
 
-    Quantised, query and keys are int8 codes with query_scale [tokens, H] and key_scale [k_len, 1].
+    Quantised, query and keys are int8 or e4m3 codes with query_scale [tokens, H] and key_scale [k_len, 1].
     """
 
     query: Tensor
@@ -35,12 +35,13 @@ class IndexerData:
     key_scale: list[Tensor] | None = None
 
     def cast(self, dtype: torch.dtype, weights: torch.dtype) -> IndexerData:
-        """With floats of ``dtype``, or codes if that is int8; weights and scales of ``weights``."""
+        """With floats of ``dtype``, or codes (int8, e4m3); weights and scales of ``weights``."""
         wanted = self.weights.to(weights)
-        if dtype != torch.int8:
+        if dtype not in CODES:
             return IndexerData(self.query.to(dtype), [k.to(dtype) for k in self.keys], wanted)
-        query, query_scale = _codes(self.query)
-        keys, key_scale = zip(*map(_codes, self.keys), strict=True)
+        codes = CODES[dtype]
+        query, query_scale = codes(self.query)
+        keys, key_scale = zip(*map(codes, self.keys), strict=True)
         each = [s.to(weights) for s in key_scale]
         return IndexerData(query, list(keys), wanted, query_scale[..., 0].to(weights), each)
 
@@ -50,6 +51,19 @@ def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(-1, keepdim=True) / 127
     codes = (x / scale.where(scale > 0, 1)).nan_to_num(0, 0, 0).round()
     return codes.where(scale.isfinite(), 0).to(torch.int8), scale
+
+
+def _e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 codes, scale [.., 1]) likewise."""
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    codes = (x / scale.where(scale > 0, 1)).nan_to_num(0, 0, 0)
+    return codes.where(scale.isfinite(), 0).to(torch.float8_e4m3fn), scale
+
+
+CODES: dict[torch.dtype, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    torch.int8: _codes,
+    torch.float8_e4m3fn: _e4m3,
+}
 
 
 def draw(requests: Requests, heads: int, dim: int, kind: str, seed: int) -> IndexerData:

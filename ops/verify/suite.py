@@ -57,6 +57,12 @@ def indexer() -> Iterator[Case]:
             requests=DECODE, weights_dtype=weights, with_values=True, by_score=True, size="quick"
         )
     yield IndexerCase(requests=DECODE, dtype=torch.int8, size="quick")
+    e4m3 = partial(IndexerCase, dtype=torch.float8_e4m3fn)
+    for requests in (BY_NAME["mixed"], BY_NAME["drafts"], DECODE, EDGES):
+        yield e4m3(requests=requests, size="quick")
+    for kind in ("rising", "equal", "two_values", "all_zero", "mostly_nan"):
+        yield e4m3(requests=DECODE, kind=kind, heads=16)
+    yield e4m3(requests=LONG, heads=64, count=2048, by_score=True)
 
 
 def _indexer_of(case: Callable[..., Case]) -> Iterator[Case]:
@@ -85,6 +91,14 @@ def attention() -> Iterator[Case]:
     """Requests, kinds of indices, layouts, dtypes, shapes and options, each varied on its own."""
     yield from _attention_of(AttentionCase, SMALL)
     yield from _attention_of(partial(AttentionCase, packed=True), AttentionShape(8))
+    e4m3 = partial(AttentionCase, packed=True, fp8=True)
+    for requests in (BY_NAME["mixed"], BY_NAME["drafts"], DECODE):
+        yield e4m3(requests=requests, shape=AttentionShape(8), size="quick")
+    for kind in ("holes", "future", "empty"):
+        yield e4m3(requests=DECODE, shape=AttentionShape(8), kind=kind)
+    for dtype in DTYPES:
+        yield e4m3(requests=DECODE, dtype=dtype, std=4)
+    yield e4m3(requests=LONG, shape=AttentionShape(16), count=2048)
     for dtype in DTYPES:
         yield AttentionCase(
             requests=BY_NAME["mixed"], shape=SMALL, dtype=dtype, one_cache=True, with_sums=True

@@ -22,8 +22,12 @@ SMALL = AttentionShape(4, 128, 64)
 LAYOUTS = (Layout("TND", "TND"), Layout("BSND", "BSND"), Layout("BSND", "PA_BSND", 128))
 
 
+E4M3 = torch.float8_e4m3fn
+NUMBERS = ((torch.bfloat16, torch.float32), (torch.int8, torch.float16), (E4M3, torch.float32))
+
+
 def indexer() -> Iterator[Case]:
-    for dtype, weights in ((torch.bfloat16, torch.float32), (torch.int8, torch.float16)):
+    for dtype, weights in NUMBERS:
         for requests in REQUESTS:
             yield IndexerCase(requests=requests, heads=16, dtype=dtype, weights_dtype=weights)
         for kind in ("equal", "two_values", "rising", "mostly_nan"):
