@@ -19,6 +19,7 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import ExitCode, PreflightError
 from glm5_ascend.inspection import PARTS, part_of
+from glm5_ascend.quant.calibration.cost import ARITHMETIC, cost_of
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.plan import Plan, make_plan
 from glm5_ascend.quant.recipe import Action, Recipe, Step
@@ -40,9 +41,27 @@ _READ_BACKS = 2
 _BYTES_PER_WEIGHT = 8 + 8 + 4 + 1
 # Pieces of rows of a matrix that is not rotated on its rows: float64 twice.
 _PIECE_BYTES = 2 * 8 * (1 << 25)
-RATES = ("int4", "int8", "float", "hash", "read", "write")
+PRODUCTS = tuple(f"products-{name}" for name in ARITHMETIC)
+RATES = ("int4", "int8", "float", "hash", "read", "write", *PRODUCTS)
 # Neither is measured: a dry run writes nothing, and what it reads may be in the cache.
 _DISK = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrating:
+    """What a calibration takes, modelled.
+
+    Attributes:
+        tokens: at most so many; the text may have fewer.
+        core_seconds: of the forward pass, statistics and rounding.
+        disk_bytes: activations in ``directory``.
+        directory: for them.
+    """
+
+    tokens: int
+    core_seconds: float
+    disk_bytes: int
+    directory: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,7 @@ class DryRun:
         departures: with ``--delete-source``, which source file goes when.
         growth: bytes by which the outputs exceed what has gone, at most; None where what goes
             makes no room for them.
+        calibration: what calibrating adds; None without.
     """
 
     options: QuantizeOptions
@@ -93,11 +113,16 @@ class DryRun:
     headers_only: int
     departures: tuple[Departure, ...] = ()
     growth: int | None = None
+    calibration: Calibrating | None = None
 
     @property
     def needed_bytes(self) -> int:
         """Disk that a real run asks for."""
         wanted = self.output_bytes if self.growth is None else self.growth
+        if self.calibration is not None and shares_disk(
+            self.calibration.directory, self.options.destination
+        ):
+            wanted += self.calibration.disk_bytes
         return max(0, wanted + _SPARE_BYTES)
 
     @property
@@ -141,6 +166,14 @@ class DryRun:
             "modelled_core_seconds": round(self.core_seconds, 1),
             "modelled_disk_seconds": round(self.disk_seconds, 1),
             "modelled_seconds": round(self.seconds, 1),
+            "calibration": None
+            if self.calibration is None
+            else {
+                "tokens": self.calibration.tokens,
+                "modelled_core_seconds": round(self.calibration.core_seconds, 1),
+                "work_directory": str(self.calibration.directory),
+                "work_directory_bytes": self.calibration.disk_bytes,
+            },
             "source_files_deleted": [asdict(item) for item in self.departures],
         }
 
@@ -172,6 +205,12 @@ class DryRun:
             f" disk alone {_hours(self.disk_seconds)}; modelled",
             "  rates     " + ", ".join(self._rate(name) for name in RATES if name in self.rates),
         ]
+        if self.calibration is not None:
+            cost = self.calibration
+            lines.append(
+                f"  calibration {_hours(cost.core_seconds)} of that for {cost.tokens:,} tokens at"
+                f" most, and {format_bytes(cost.disk_bytes)} in {cost.directory}; modelled"
+            )
         if self.headers_only:
             lines.append(f"  {self.headers_only:,} files of the source hold a header and no data")
         return "\n".join(lines + self._going())
@@ -190,6 +229,8 @@ class DryRun:
         rate, source = self.rates[name], self.sources[name]
         if name in ("hash", "read", "write"):
             return f"{name} {format_bytes(rate)}/s {source}"
+        if name in PRODUCTS:
+            return f"{name} {rate / 1e9:.0f} G operations/s {source}"
         return f"{name} {rate / 1e6:.1f} M weights/s {source}"
 
 
@@ -231,6 +272,7 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
     rates, sources = measure(config, plan, given, options.backend)
     for name in ("read", "write"):
         rates[name], sources[name] = given.get(name, _DISK), "given" if name in given else "assumed"
+    calibrating = _calibrating(options, config, plan, given, (rates, sources))
     output = plan.nbytes
     return DryRun(
         options=options,
@@ -248,12 +290,40 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         worker_bytes=_worker_bytes(plan, kernels=options.backend.name == "cpu"),
         rates=rates,
         sources=sources,
-        core_seconds=_core_seconds(plan, rates),
+        core_seconds=_core_seconds(plan, rates)
+        + (0.0 if calibrating is None else calibrating.core_seconds),
         disk_seconds=sum(sizes.values()) / rates["read"] + output / rates["write"],
         headers_only=empty,
         departures=going,
         growth=growth,
+        calibration=calibrating,
     )
+
+
+def _calibrating(
+    options: QuantizeOptions,
+    config: Glm5Config,
+    plan: Plan,
+    given: Mapping[str, float],
+    known: tuple[dict[str, float], dict[str, str]],
+) -> Calibrating | None:
+    """What a calibration adds; its rates join the ``known`` ones and where they come from."""
+    if not plan.recipe.needs_calibration:
+        return None
+    from glm5_ascend.quant.calibration.corpus import sequence_length
+    from glm5_ascend.quant.dry_run_rates import products
+
+    rates, sources = known
+    measured = products(kind for kind in ARITHMETIC if f"products-{kind}" not in given)
+    speed = {}
+    for kind, name in zip(ARITHMETIC, PRODUCTS, strict=True):
+        speed[kind] = rates[name] = given.get(name) or measured[kind]
+        sources[name] = "given" if name in given else "measured"
+    wanted = plan.recipe.calibration
+    length = sequence_length(config, wanted.tokens, wanted.sequence)
+    cost = cost_of(config, plan, wanted.tokens, length)
+    directory = options.calibration.directory(options.destination)
+    return Calibrating(wanted.tokens, cost.seconds(speed), cost.disk_bytes, directory)
 
 
 def _departures(

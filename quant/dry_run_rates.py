@@ -27,6 +27,7 @@ from glm5_ascend.quant.workers import one_thread
 _LARGEST = 1 << 24
 _HASHED_BYTES = 1 << 26
 _SEED = 1
+_PRODUCT = 1024
 
 
 def measure(
@@ -58,6 +59,29 @@ def measure(
     if "hash" not in rates:
         rates["hash"] = _hash_rate()
     return rates, {name: sources.get(name, "measured") for name in rates}
+
+
+def products(kinds: Iterable[str]) -> dict[str, float]:
+    """Operations per second of one core in large products of the library.
+
+    Args:
+        kinds: of arithmetic: ``f32``, ``f64``, ``int8``.
+    """
+    wide = torch.randn(_PRODUCT, _PRODUCT, generator=torch.Generator().manual_seed(_SEED))
+    codes, double = (wide * 32).clamp(-127, 127).to(torch.int8), wide.double()
+    known = {
+        "f32": lambda: wide @ wide,
+        "f64": lambda: double @ double,
+        "int8": lambda: torch._int_mm(codes, codes.T),
+    }
+    found = {}
+    with one_thread():
+        for kind in kinds:
+            known[kind]()
+            started = time.thread_time()
+            known[kind]()
+            found[kind] = 2.0 * _PRODUCT**3 / (time.thread_time() - started)
+    return found
 
 
 def _samples(plan: Plan) -> dict[str, Step]:

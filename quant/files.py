@@ -17,15 +17,16 @@ _READ_BYTES = 1 << 22
 
 
 @contextmanager
-def refusals(action: str, hint: str) -> Iterator[None]:
-    """Turn an ``OSError`` into ``CheckpointError("cannot <action>: <reason>", hint)``."""
+def refusals(action: str, hint: str, full: str = "free some space and resume") -> Iterator[None]:
+    """Turn an ``OSError`` into ``CheckpointError("cannot <action>: <reason>", hint)``.
+
+    A full disk becomes ``DoesNotFit`` with the hint ``full``.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DoesNotFit(
-                f"cannot {action}: the disk is full", "free some space and resume"
-            ) from error
+            raise DoesNotFit(f"cannot {action}: the disk is full", full) from error
         reason = error.strerror or str(error)
         raise CheckpointError(f"cannot {action}: {reason}", hint) from error
 

@@ -84,11 +84,15 @@ def data_bytes(reader: CheckpointReader) -> dict[str, int]:
 
 
 def shares_disk(source: Path, destination: Path) -> bool:
-    """Whether what goes from one makes room for the other."""
-    existing = destination.absolute()
+    """Whether what goes from one makes room for the other; neither has to exist yet."""
+    return _device(source) == _device(destination)
+
+
+def _device(path: Path) -> int:
+    existing = path.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    return source.stat().st_dev == existing.stat().st_dev
+    return existing.stat().st_dev
 
 
 def require_own_directory(source: Path) -> None:

@@ -30,9 +30,10 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.calibration import experts_run, layer_run, session, solver, statistics
 from glm5_ascend.quant.calibration.corpus import Corpus
+from glm5_ascend.quant.calibration.cost import cost_of
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.options import CalibrationOptions, Setting
-from glm5_ascend.quant.plan import make_plan
+from glm5_ascend.quant.plan import Plan, make_plan
 from tools.bench.machine import Watch
 from tools.results_table import ROOT, provenance
 
@@ -41,6 +42,8 @@ TOKENS, LAYERS, MOE_LAYERS, EXPERTS, TOP_K = 262_144, 79, 76, 256, 8
 GPTQ_LAYERS = 75  # the MTP layer's experts are int8 without GPTQ
 _VOCABULARY = 512
 _TARGET_HOURS, _TARGET_BYTES = 120.0, 16 << 30
+_PIECES = {"attention": "layers"}  # under which name its products are counted
+RELEASE = ROOT / "tests" / "data" / "configs" / "GLM-5.2.json"
 
 
 class Clock:
@@ -211,20 +214,11 @@ def extrapolate(
     rows = TOKENS * TOP_K / (experts * tokens)
     per_row = {"second moments", "expert forward"}
     per_expert = {"folding", "factor", "gptq", "packing"}
-    inner, hidden = 2048, 6144
-    pairs = TOKENS * TOP_K * GPTQ_LAYERS
-    count = EXPERTS * GPTQ_LAYERS
-    weights = 3 * inner * hidden
-    floor = {
-        "attention": 2 * TOKENS * LAYERS * 173e6 / speed["int8"]
-        + TOKENS * LAYERS * 2 * 64 * (576 + 512) * 1536 / speed["f32"],
-        "second moments": pairs * (hidden**2 + inner**2) / speed["int8"],
-        "factor": count * (hidden**3 + inner**3) / 3 / speed["f64"],
-        "gptq": count * inner * hidden * (2 * hidden + inner) / speed["f32"],
-        "expert forward": 2 * pairs * weights / speed["int8"],
-    }
+    each = {name: value * 1e9 for name, value in speed.items()}
+    alone = cost_of(*_whole(), TOKENS, 2 * 2048)
     found = []
     for label, spent in seconds.items():
+        products = alone.piece_seconds(_PIECES.get(label, label), each)
         if label in per_row:
             hours = spent * rows * MOE_LAYERS
         elif label in per_expert:
@@ -236,10 +230,17 @@ def extrapolate(
                 "piece": label,
                 "measured_s": round(spent, 3),
                 "core_hours": round(hours / 3600, 2),
-                "products_alone": round(floor.get(label, 0.0) / 1e9 / 3600, 2),
+                "products_alone": round(products / 3600, 2),
             }
         )
     return found
+
+
+def _whole() -> tuple[Glm5Config, Plan]:
+    """The release, and the plan that is extrapolated to: int4 experts by GPTQ."""
+    config = Glm5Config.from_dict(json.loads(RELEASE.read_text()), source="GLM-5.2")
+    recipe = CalibrationOptions(text="default").applied(recipe_file.preset("w4a8"))
+    return config, make_plan(config, recipe)
 
 
 def main() -> None:

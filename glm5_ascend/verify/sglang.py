@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from glm5_ascend.ascend_schemes import FLOAT, ROTATION, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_ascend.files import DESCRIPTION_FILE
 from glm5_ascend.verify.findings import Condition, Finding
 from glm5_ascend.verify.folder import Folder
 from glm5_ascend.verify.layouts import EXPERT
@@ -27,6 +28,8 @@ ENGINE = "SGLang"
 LINEAR_SCHEMES, EXPERT_SCHEMES = (W8A8, W8A8_DYNAMIC), (W8A8_DYNAMIC, W4A8_DYNAMIC)
 # About vllm-ascend's handling of a folder that is in order.
 _OF_VLLM = frozenset(["release-too-old", "config-head-dim", "mtp-undescribed"])
+# Float checkpoints as released share embedding and head with the MTP layer.
+_OF_QUANTISED = frozenset(["mtp-vocabulary"])
 _UNDESCRIBED = frozenset(
     ["undescribed-fused", "undescribed-int8", "undescribed-linear", "mtp-undescribed"]
 )
@@ -42,7 +45,10 @@ def judge_for_sglang(folder: Folder, schemes: Mapping[str, str | None]) -> list[
         folder: examined; its conditions are what ``verify`` found.
         schemes: of each tensor of the model, None where they were not looked into.
     """
-    found = [*_of_format(folder.conditions), *_of_page(folder, schemes)]
+    conditions = folder.conditions
+    if folder.description is None:
+        conditions = [one for one in conditions if one.rule not in _OF_QUANTISED]
+    found = [*_of_format(conditions), *_of_page(folder, schemes)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -68,6 +74,15 @@ def _of_format(conditions: list[Condition]) -> Iterator[Finding]:
 
 
 def _of_page(folder: Folder, schemes: Mapping[str, str | None]) -> Iterator[Finding]:
+    if folder.description is None:
+        yield _finding(
+            "error",
+            "sglang-unquantised",
+            "nothing for --quantization modelslim to read",
+            "quantise it first, or serve it without that flag",
+            PAGE,
+            [Condition("sglang-unquantised", DESCRIPTION_FILE, "is missing")],
+        )
     other = [
         Condition("sglang-scheme", name, f"has {scheme}")
         for name, scheme in schemes.items()

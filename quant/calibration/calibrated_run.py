@@ -6,6 +6,7 @@ complete, so the run needs little more space than its output.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from glm5_ascend.quant.calibration.corpus import make_corpus
 from glm5_ascend.quant.calibration.options import CalibrationOptions
 from glm5_ascend.quant.calibration.session import Session
 from glm5_ascend.quant.calibration.solution_store import SolutionStore, layer_of
+from glm5_ascend.quant.files import refusals
 from glm5_ascend.quant.journal import Journal, manifest_entry
 from glm5_ascend.quant.plan import Plan, Shard
 from glm5_ascend.quant.workers import Job, write_files
@@ -55,7 +57,8 @@ class CalibratedRun:
             config = reader.config
         self._corpus = make_corpus(source, config, plan.recipe.calibration)
         self._setting = replace(options.setting, threads=workers)
-        directory = options.work_dir or _beside(journal.directory)
+        directory = options.directory(journal.directory)
+        _require_usable(directory)
         self._session = Session(
             source, plan, self._corpus, self._setting, directory, journal.job, backend
         )
@@ -122,6 +125,13 @@ def _layers_of(shards: Iterable[Shard]) -> frozenset[int]:
     return frozenset(layer for layer in found if layer is not None)
 
 
-def _beside(destination: Path) -> Path:
-    absolute = destination.absolute()
-    return absolute.with_name(f".{absolute.name}.calibration")
+def _require_usable(directory: Path) -> None:
+    """Refuse a work directory that cannot be made, before anything is written elsewhere."""
+    with refusals(f"write in {directory}", "choose another --work-dir"):
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir()
+        for path in missing:
+            path.rmdir()
+        if not missing:
+            tempfile.TemporaryFile(dir=directory).close()

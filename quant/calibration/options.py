@@ -57,6 +57,11 @@ class CalibrationOptions:
     work_dir: Path | None = None
     setting: Setting = USUAL
 
+    def directory(self, destination: Path) -> Path:
+        """Where activations go."""
+        absolute = destination.absolute()
+        return self.work_dir or absolute.with_name(f".{absolute.name}.calibration")
+
     def applied(self, recipe: Recipe) -> Recipe:
         """The recipe with this text and budget.
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from glm5_ascend.quant.files import refusals
 
-_HINT = "free some space or choose another --work-dir, then continue with --resume"
+_HINT = "choose another --work-dir"
+_FULL = "free some space or choose another --work-dir, then run it again"
 
 
 def create(path: Path, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,7 +26,7 @@ def create(path: Path, rows: int, width: int, dtype: torch.dtype = torch.float32
     """
     part = _part(path)
     size = rows * width * dtype.itemsize
-    with refusals(f"write {path}", _HINT):
+    with refusals(f"write {path}", _HINT, _FULL):
         part.unlink(missing_ok=True)
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
@@ -38,7 +39,7 @@ def create(path: Path, rows: int, width: int, dtype: torch.dtype = torch.float32
 def keep(path: Path) -> None:
     """Name what :func:`create` made; returns once it is durable."""
     part = _part(path)
-    with refusals(f"write {path}", _HINT):
+    with refusals(f"write {path}", _HINT, _FULL):
         handle = os.open(part, os.O_RDWR)
         try:
             os.fsync(handle)

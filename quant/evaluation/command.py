@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from glm5_ascend.quant.evaluation.matrices import matrix_errors
 from glm5_ascend.quant.evaluation.report import Report
 from glm5_ascend.quant.evaluation.side import Side
 from glm5_ascend.quant.evaluation.windows import read_windows
+from glm5_ascend.quant.files import refusals
 
 # Whatever decides shapes, and what the forward pass computes.
 _MUST_AGREE = (
@@ -101,8 +101,10 @@ def _check_output(options: EvalOptions) -> None:
         raise Glm5Error(f"{file} exists", "name another file, or give --overwrite")
     if present(file) and not _is_report(file):
         raise Glm5Error(f"{file} exists and is no HTML file", "name another file")
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise Glm5Error(f"cannot write into {file.parent}", "name a file in a folder of yours")
+    with refusals(f"write {file}", "name a file in a folder of yours"):
+        draft = _draft(file)
+        draft.touch()
+        draft.unlink()
 
 
 def _is_report(file: Path) -> bool:
@@ -115,9 +117,14 @@ def _is_report(file: Path) -> bool:
 
 def _write(file: Path, text: str) -> None:
     """All or nothing: a browser never sees half a report."""
-    draft = file.with_name(f".{file.name}.part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    with refusals(f"write {file}", "name a file in a folder of yours"):
+        draft = _draft(file)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")
 
 
 def _part_bytes(directory: Path) -> dict[str, int]:

@@ -36,6 +36,18 @@ def test_our_formats_are_listed(tmp_path: Path) -> None:
     assert found(made, tmp_path / "unrotated") == []
 
 
+@pytest.mark.torch
+def test_a_release_is_not_quantised(tmp_path: Path) -> None:
+    from tests.support.tiny_model import write_tiny
+
+    source = write_tiny(tmp_path / "source")
+    folder, _, schemes = examine(source)
+    only, *others = judge_for_sglang(folder, schemes)
+    assert others == []
+    assert (only.rule, only.severity) == ("sglang-unquantised", "error")
+    assert "quant_model_description.json is missing" in only.message
+
+
 def undescribed(made: Quantised) -> None:
     del made.description[f"{ATT}o_proj.weight"]
 

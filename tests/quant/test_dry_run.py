@@ -17,6 +17,8 @@ from glm5_ascend.cli import cli
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import CheckpointError, ExitCode
 from glm5_ascend.quant import dry_run
+from glm5_ascend.quant.calibration.cost import cost_of
+from glm5_ascend.quant.calibration.options import CalibrationOptions
 from glm5_ascend.quant.command import QuantizeOptions
 from glm5_ascend.quant.plan import make_plan
 from glm5_ascend.quant.recipe_file import preset
@@ -182,3 +184,39 @@ def test_command(source: Path, tmp_path: Path) -> None:
         bad = invoke(str(source), out, "--scheme", "w4a8", "--dry-run", "--rate", wrong)
         assert bad.exit_code == 2, wrong
     assert invoke(str(source), out, "--scheme", "w4a8", "--rate", "int4=1").exit_code == 2
+
+
+def test_a_calibration_counts(source: Path, tmp_path: Path) -> None:
+    usual = dict.fromkeys(dry_run.PRODUCTS, 1e11)
+    options = QuantizeOptions(source, tmp_path / "out", scheme="w4a8")
+    asked = replace(options, calibration=CalibrationOptions(text="default", tokens=4096))
+    before, found = dry_run.run(options, RATES), dry_run.run(asked, RATES | usual)
+    assert before.calibration is None
+    cost = found.calibration
+    assert cost is not None
+    assert cost.tokens == 4096
+    assert found.core_seconds == pytest.approx(before.core_seconds + cost.core_seconds)
+    assert found.needed_bytes - before.needed_bytes == cost.disk_bytes
+    assert cost.directory == tmp_path / ".out.calibration"
+    assert "calibration" in found.as_text()
+    assert found.sources["products-f64"] == "given"
+    twice = dry_run.run(replace(asked, calibration=CalibrationOptions("default", 8192)), RATES)
+    assert twice.sources["products-f64"] == "measured"
+    assert twice.calibration is not None
+    assert twice.calibration.disk_bytes == 2 * cost.disk_bytes
+    assert not (tmp_path / ".out.calibration").exists()
+
+
+def test_products_are_those_that_were_timed() -> None:
+    """Against the recorded run of the pieces, whose total is measured at the release's shapes."""
+    file = Path(__file__).parents[2] / "tools" / "results" / "calibration_cpu.jsonl"
+    row = json.loads(file.read_text().splitlines()[-1])
+    raw = json.loads((CONFIGS / "GLM-5.2.json").read_text())
+    config = Glm5Config.from_dict(raw, source="GLM-5.2")
+    recipe = CalibrationOptions(text="default").applied(preset("w4a8"))
+    cost = cost_of(config, make_plan(config, recipe), 262_144, 4096)
+    rates = {name: value * 1e9 for name, value in row["gflops"].items()}
+    assert cost.seconds(rates) / 3600 == pytest.approx(row["core_hours"], rel=0.2)
+    # 75 layers x 256 experts, GPTQ of two [2048, 6144] and a [6144, 2048].
+    operations = 75 * 256 * (2 * 2048 * 6144**2 + 6144 * 2048**2)
+    assert cost.operations["gptq", "f32"] == pytest.approx(operations, rel=1e-6)

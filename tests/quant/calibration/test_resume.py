@@ -134,3 +134,12 @@ def test_a_work_directory_with_other_files_is_refused(source: Path, tmp_path: Pa
     with pytest.raises(CheckpointError, match="it holds mine"):
         run(replace(wanted, calibration=replace(wanted.calibration, work_dir=tmp_path / "work")))
     assert (tmp_path / "work" / "mine").read_text() == "kept"
+
+
+def test_an_unusable_work_directory_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    wanted = options(source, tmp_path / "out")
+    for place in (tmp_path / "file" / "work", Path("/proc/no/work"), tmp_path / ("n" * 300)):
+        with pytest.raises(CheckpointError, match="cannot write in"):
+            run(replace(wanted, calibration=replace(wanted.calibration, work_dir=place)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
