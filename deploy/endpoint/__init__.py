@@ -1,0 +1,1 @@
+"""What stands in front of the engines of a plan and watches them: nginx, Prometheus, Grafana."""

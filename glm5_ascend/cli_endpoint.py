@@ -1,0 +1,86 @@
+"""Commands around a plan's engines: the entrance with its monitoring, and the offline bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from glm5_ascend import console
+from glm5_ascend.cli_base import DIRECTORY, Count, Glm5Command
+from glm5_ascend.cli_deploy import HOSTS_HELP
+from glm5_ascend.errors import ExitCode
+
+_COUNT = Count(1)
+
+
+@click.command(cls=Glm5Command, short_help="Write nginx, Prometheus and Grafana for a plan.")
+@click.argument("plan", metavar="PLAN", type=DIRECTORY)
+@click.option("--out", type=DIRECTORY, metavar="DIR", help="Folder to write to.")
+@click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
+@click.option("--port", type=_COUNT, default=8000, show_default=True, help="As given to render.")
+@click.option("--listen", type=_COUNT, default=443, show_default=True, help="nginx's own port.")
+@click.option("--domain", default="", metavar="NAME", help="Host name of the endpoint.")
+@click.option(
+    "--cert",
+    default="/etc/nginx/tls/fullchain.pem",
+    show_default=True,
+    metavar="FILE",
+    help="Certificate on nginx's machine.",
+)
+@click.option(
+    "--cert-key",
+    default="/etc/nginx/tls/privkey.pem",
+    show_default=True,
+    metavar="FILE",
+    help="Its private key.",
+)
+@click.option(
+    "--logs", default="/var/log/nginx", show_default=True, metavar="DIR", help="For logs."
+)
+@click.option(
+    "--client",
+    "clients",
+    multiple=True,
+    default=("default",),
+    show_default=True,
+    metavar="NAME",
+    help="Client that gets a key of its own; may be repeated.",
+)
+@click.option(
+    "--rate", type=_COUNT, default=600, show_default=True, help="Requests of a client per minute."
+)
+@click.option(
+    "--burst", type=_COUNT, default=60, show_default=True, help="Requests beyond that at once."
+)
+@click.option(
+    "--concurrent",
+    type=_COUNT,
+    help="Running requests of a client.  [default: what the engines run at once]",
+)
+@click.option("--npu-exporter", "npu_port", type=_COUNT, metavar="PORT", help="Watch NPUs too.")
+@click.option("--dry-run", is_flag=True, help="Print the files but the keys, write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
+def endpoint(as_json: bool, **options: Any) -> int:
+    """Write what stands in front of a plan's engines, and what watches them.
+
+    nginx.conf has TLS, API keys, limits per client and address, streams that are passed on at once,
+    timeouts and body size from the plan, and an audit log without prompts or keys. prometheus.yml,
+    alerts.yml and dashboard.json read vLLM's metrics; compose.yaml starts all three. Keys are made
+    once and kept in api_keys.map.
+
+    \b
+    Example:
+      glm5-ascend endpoint plan.yaml --hosts 10.0.0.1,10.0.0.2 --client alice --out endpoint
+    """
+    from glm5_ascend.deploy.endpoint.command import EndpointOptions
+    from glm5_ascend.deploy.endpoint.command import endpoint as run
+    from glm5_ascend.deploy.endpoint.nginx import Gate
+
+    if options["out"] is None and not options["dry_run"]:
+        raise click.UsageError("give --out DIR, or --dry-run")
+    names = ("listen", "domain", "cert", "cert_key", "logs", "rate", "burst", "concurrent")
+    gate = Gate(**{name: options.pop(name) for name in names})
+    written = run(EndpointOptions(gate=gate, **options))
+    console.emit(written.as_dict(), written.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)

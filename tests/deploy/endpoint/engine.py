@@ -1,0 +1,107 @@
+"""An HTTP server in the place of an engine, which hands its next piece out when it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Engine(ThreadingHTTPServer):
+    """Answers ``/health``, ``/healthcheck``, ``/v1/...`` and ``/metrics``.
+
+    A stream sends a piece whenever ``go`` is released; ``seen`` are the first lines, ``headers``
+    those of the last request, ``connections`` the addresses that requests came from.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((address, port), Handler)
+        self.go = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+        self.broken = threading.Event()
+        self.seen: list[str] = []
+        self.headers: dict[str, str] = {}
+        self.connections: set[tuple[str, int]] = set()
+        self.bytes = 0
+        self.delay = threading.Event()
+        self.wait_s = 0.0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Engine
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def answer(self, status: int, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def note(self) -> None:
+        self.server.seen.append(f"{self.command} {self.path}")
+        self.server.headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.connections.add(self.client_address)
+
+    def do_GET(self) -> None:
+        self.note()
+        self.answer(200, f"this is {self.path}")
+
+    def do_POST(self) -> None:
+        self.note()
+        left = int(self.headers["Content-Length"])
+        data = b""
+        while left:
+            piece = self.rfile.read1(left)
+            if not piece:
+                return
+            left -= len(piece)
+            data += piece
+            self.server.arrived.release()
+        self.server.bytes = len(data)
+        if self.server.wait_s:
+            self.server.delay.wait(self.server.wait_s)
+        body = json.loads(data)
+        if body.get("stream"):
+            self.stream(body["pieces"])
+        else:
+            self.answer(int(body.get("status", 200)), json.dumps({"echo": len(data)}))
+
+    def stream(self, pieces: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for number in range(pieces):
+                assert self.server.go.acquire(timeout=20)
+                event = f"data: {number}\n\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.server.broken.set()
+            self.close_connection = True
+
+
+@contextmanager
+def engine(address: str = "127.0.0.1", port: int = 0) -> Iterator[Engine]:
+    """Run one while the block runs."""
+    server = Engine(address, port)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
