@@ -16,9 +16,10 @@ SCHEMA = 1
 ROLES = ("mixed", "prefill", "decode")
 QUANTS = ("bf16", "w8a8", "w4a8")
 CACHES = ("bf16", "li-c8", "sfa-c8", "both")
-_MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20
 _HINT = "write it with glm5-ascend plan --out, or see deploy/README.md for the keys"
 _KEYS = {"schema", "model", "quant", "kv", "release", "hardware", "roles", "predicted"}
+_CI_KEYS = {"deployment", "templates", "test_cases"}
 _ROLE_KEYS = {"role", "nodes", "layout", "flags", "env", "additional_config"}
 
 Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
@@ -115,12 +116,15 @@ class Plan:
                 taken.add(node)
         return self
 
-    def dump(self, path: Path) -> None:
-        """Write the plan as YAML; it is checked first."""
+    def text(self) -> str:
+        """The file as YAML."""
         import yaml
 
-        data = self.check(str(path)).as_dict()
-        path.write_text(yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
+        return str(yaml.safe_dump(self.as_dict(), sort_keys=False, width=100))
+
+    def dump(self, path: Path) -> None:
+        """Write the plan as YAML; it is checked first."""
+        path.write_text(self.check(str(path)).text(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -130,25 +134,43 @@ class Plan:
             PlanError: not YAML, another schema, missing, unknown or contradicting keys.
             OSError: the file cannot be opened.
         """
-        import yaml
-
-        from glm5_ascend.yaml_file import PlainLoader
-
         with open_regular(path) as stream:
-            raw = stream.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
+            raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
             raise PlanError(f"{path} is larger than 1 MiB", _HINT)
         try:
-            data = yaml.load(raw.decode("utf-8"), PlainLoader)
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise PlanError(f"{path} is no YAML: {reason}", _HINT) from error
-        return _plan(_object(data, f"{path}", _KEYS), str(path)).check(str(path))
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{path} is no YAML: it is not UTF-8 text", _HINT) from error
+        return cls.read(load_yaml(text, str(path)), str(path))
+
+    @classmethod
+    def read(cls, data: object, source: str) -> Plan:
+        """Check what a plan file holds; raises ``PlanError``."""
+        if isinstance(data, dict) and "schema" not in data and data.keys() & _CI_KEYS:
+            raise PlanError(
+                f"{source} is a CI file of vllm-ascend, not a plan",
+                "make one of it first: glm5-ascend render FILE --format plan --out DIR",
+            )
+        if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
+            raise PlanError(f"{source}: schema {brief(data['schema'])}, not {SCHEMA}", _HINT)
+        return _plan(_object(data, source, _KEYS), source).check(source)
+
+
+def load_yaml(text: str, source: str) -> object:
+    """A YAML document of the user; raises ``PlanError``."""
+    import yaml
+
+    from glm5_ascend.yaml_file import PlainLoader
+
+    try:
+        return yaml.load(text, PlainLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise PlanError(f"{source} is no YAML: {reason}", _HINT) from error
 
 
 def _plan(data: dict[str, object], source: str) -> Plan:
-    if data["schema"] != SCHEMA:
-        raise PlanError(f"{source}: schema {brief(data['schema'])}, not {SCHEMA}", _HINT)
     machine = _object(data["hardware"], f"{source}: hardware", {"sku", "servers"})
     roles = data["roles"]
     if not isinstance(roles, list):

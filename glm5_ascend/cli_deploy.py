@@ -129,10 +129,10 @@ def plan(as_json: bool, **options: Any) -> int:
 @click.argument("plan", metavar="PLAN", type=DIRECTORY)
 @click.option(
     "--format",
-    type=click.Choice(["bash", "docker", "compose", "k8s", "ci"]),
+    type=click.Choice(["bash", "docker", "compose", "k8s", "ci", "plan"]),
     default="bash",
     show_default=True,
-    help="Scripts, docker run, compose files, LeaderWorkerSet, or vllm-ascend's CI file.",
+    help="Scripts, docker run, compose files, LeaderWorkerSet, vllm-ascend's CI file, or a plan.",
 )
 @click.option("--out", type=DIRECTORY, metavar="DIR", help="Folder to write to.")
 @click.option("--checkpoint", metavar="DIR", help="On the servers.  [default: /models/MODEL-QUANT]")
@@ -141,13 +141,16 @@ def plan(as_json: bool, **options: Any) -> int:
 @click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
 @click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
 @click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
+@click.option("--for", "release", help="vllm-ascend's version, for a CI file.  [default: 0.30]")
+@click.option("--hw", metavar="SKU", help="For a CI file.  [default: its chip's slowest SKU]")
 @click.option("--dry-run", is_flag=True, help="Print the files, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
 def render(as_json: bool, **options: Any) -> int:
     """Write what every server of a plan runs: variables, vllm serve, and the proxy.
 
-    PLAN is what `plan --out` wrote. Nothing is started. `check` reads every format but proxy.sh.
-    Kubernetes and the CI find the addresses themselves.
+    PLAN is what `plan --out` wrote, or a multi-node CI file of vllm-ascend; what a plan cannot say of
+    that is named on stderr. Nothing is started. `check` reads every format but proxy.sh. Kubernetes
+    and the CI find the addresses themselves.
 
     \b
     Example:
@@ -159,6 +162,8 @@ def render(as_json: bool, **options: Any) -> int:
     if options["out"] is None and not options["dry_run"]:
         raise click.UsageError("give --out DIR, or --dry-run")
     rendered = run(RenderOptions(**options))
+    for text in rendered.lost:
+        console.note(f"not kept: {text}")
     console.emit(rendered.as_dict(), rendered.as_text(), as_json=as_json)
     return int(ExitCode.DONE)
 

@@ -9,6 +9,7 @@ from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.models import model
 from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.render.ci_read import OWN
 from glm5_ascend.deploy.render.nodes import nodes
 from glm5_ascend.deploy.render.place import Place, engine_port, is_split
 from glm5_ascend.deploy.render.script import quoted
@@ -73,6 +74,13 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
         for env, one in zip(envs, made, strict=True)
     ]
     document["benchmarks"] = _BENCHMARKS
+    document[OWN] = {
+        "model": plan.model,
+        "quant": plan.quant,
+        "release": plan.release,
+        "sku": plan.sku,
+        "predicted": dict(plan.predicted),
+    }
     text = yaml.safe_dump(document, sort_keys=False, width=100)
     return {f"{model(plan.model).title}-{plan.quant}.yaml": text}
 

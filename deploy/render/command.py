@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.plan_file import MOST_BYTES, Plan, PlanError, load_yaml
 from glm5_ascend.deploy.render import script
 from glm5_ascend.deploy.render.place import PORT, Place, place_of
+from glm5_ascend.files import read_text
 
 SCHEMA = 1
 Files = Callable[[Plan, Place], dict[str, str]]
@@ -26,16 +27,23 @@ def _formats() -> dict[str, Files]:
         "compose": containers.compose_files,
         "k8s": kubernetes.files,
         "ci": ci.files,
+        "plan": lambda plan, place: {"plan.yaml": plan.text()},
     }
 
 
 # Their runtime has the addresses: LeaderWorkerSet and the CI's own variables.
-TEMPLATED = ("k8s", "ci")
+TEMPLATED = ("k8s", "ci", "plan")
 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What the user asked for; ``render.place.place_of`` explains the site."""
+    """What the user asked for; ``render.place.place_of`` explains the site.
+
+    Attributes:
+        plan: a plan file, or a CI file of several nodes.
+        release: of vllm-ascend, for a CI file.
+        hw: SKU, for a CI file.
+    """
 
     plan: Path
     format: str
@@ -46,21 +54,29 @@ class RenderOptions:
     port: int = PORT
     name: str | None = None
     proxy_script: str | None = None
+    release: str | None = None
+    hw: str | None = None
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Texts by file name, and where they went; ``folder`` is None where nothing was written."""
+    """Texts by file name, and where they went; ``folder`` is None where nothing was written.
+
+    Attributes:
+        lost: what was in a CI file and is in none of the texts.
+    """
 
     format: str
     texts: dict[str, str]
     folder: Path | None
+    lost: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
         names = [str(self.folder / name) if self.folder else name for name in self.texts]
         found: dict[str, object] = {"schema": SCHEMA, "format": self.format, "files": names}
+        found |= {"lost": list(self.lost)} if self.lost else {}
         return found if self.folder else {**found, "texts": self.texts}
 
     def as_text(self) -> str:
@@ -72,17 +88,17 @@ class Rendered:
 
 
 def render(options: RenderOptions) -> Rendered:
-    """Render a plan file.
+    """Render a plan file, or a CI file that is read as one.
 
     Raises:
-        PlanError: the plan, or what is said of the site, cannot be rendered.
+        PlanError: the file, or what is said of the site, cannot be rendered.
         OSError: a file cannot be read or written.
     """
-    plan = Plan.load(options.plan)
+    plan, checkpoint, hosts, lost = _read(options)
     place = place_of(
         plan,
-        checkpoint=options.checkpoint,
-        hosts=options.hosts,
+        checkpoint=options.checkpoint or checkpoint,
+        hosts=options.hosts or hosts,
         nic=options.nic,
         port=options.port,
         name=options.name,
@@ -91,13 +107,27 @@ def render(options: RenderOptions) -> Rendered:
     )
     texts = _formats()[options.format](plan, place)
     if options.dry_run:
-        return Rendered(options.format, texts, None)
+        return Rendered(options.format, texts, None, lost)
     if options.out is None:
         raise PlanError("there is no folder to write to", "add --out DIR, or --dry-run")
     options.out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_whole(options.out / name, text)
-    return Rendered(options.format, texts, options.out)
+    return Rendered(options.format, texts, options.out, lost)
+
+
+def _read(options: RenderOptions) -> tuple[Plan, str | None, str | None, tuple[str, ...]]:
+    """The plan, and what a CI file says of checkpoint, hosts, and things that no plan has."""
+    text = read_text(options.plan, MOST_BYTES, "give a plan, or a CI file of vllm-ascend")
+    document = load_yaml(text, str(options.plan))
+    from glm5_ascend.deploy.render.ci_read import is_ci, read_ci
+
+    if is_ci(document):
+        found = read_ci(str(options.plan), text, options.release, options.hw)
+        return found.plan, found.checkpoint, found.hosts, found.lost
+    if options.release or options.hw:
+        raise PlanError("--for and --hw are for CI files; a plan says both", "leave them out")
+    return Plan.read(document, str(options.plan)), None, None, ()
 
 
 def write_whole(target: Path, text: str) -> None:

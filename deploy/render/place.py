@@ -98,7 +98,9 @@ def place_of(
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
     served = title if name is None else name
     if not served or served.startswith("-") or not served.isprintable():
-        raise PlanError(f"{brief(served)} is no model name", "give a name without control characters")
+        raise PlanError(
+            f"{brief(served)} is no model name", "give a name without control characters"
+        )
     return Place(path, addresses, nic or "", port, served, script)
 
 

@@ -191,9 +191,7 @@ class Proxy:
             self._child.stop(_GRACE_S)
 
 
-def _pause(
-    stopped: Callable[[], bool], end: float, message: str, seconds: float = _POLL_S
-) -> None:
+def _pause(stopped: Callable[[], bool], end: float, message: str, seconds: float = _POLL_S) -> None:
     if time.monotonic() > end:
         raise Unhealthy(message, "read the logs of the other servers")
     rest = min(time.monotonic() + seconds, end + 0.1)
