@@ -141,6 +141,15 @@ def plan(as_json: bool, **options: Any) -> int:
 @click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
 @click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
 @click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
+@click.option(
+    "--scheduler",
+    type=click.Choice(["default", "volcano", "mindcluster"]),
+    default="default",
+    show_default=True,
+    help="Of Kubernetes: gangs, and MindCluster's labels.",
+)
+@click.option("--queue", default="default", show_default=True, help="Of Volcano.")
+@click.option("--npu-resource", metavar="NAME", help="Of Kubernetes.  [default: MindCluster's]")
 @click.option("--for", "release", help="vllm-ascend's version, for a CI file.  [default: 0.30]")
 @click.option("--hw", metavar="SKU", help="For a CI file.  [default: its chip's slowest SKU]")
 @click.option("--dry-run", is_flag=True, help="Print the files, write nothing.")
@@ -148,9 +157,9 @@ def plan(as_json: bool, **options: Any) -> int:
 def render(as_json: bool, **options: Any) -> int:
     """Write what every server of a plan runs: variables, vllm serve, and the proxy.
 
-    PLAN is what `plan --out` wrote, or a multi-node CI file of vllm-ascend; what a plan cannot say of
-    that is named on stderr. Nothing is started. `check` reads every format but proxy.sh. Kubernetes
-    and the CI find the addresses themselves.
+    PLAN is what `plan --out` wrote, or a multi-node CI file of vllm-ascend; what a plan cannot say
+    of that is named on stderr. Nothing is started. `check` reads every format but proxy.sh.
+    Kubernetes and the CI find the addresses themselves.
 
     \b
     Example:

@@ -11,13 +11,14 @@ from pathlib import Path
 from glm5_ascend.deploy.plan_file import MOST_BYTES, Plan, PlanError, load_yaml
 from glm5_ascend.deploy.render import script
 from glm5_ascend.deploy.render.place import PORT, Place, place_of
+from glm5_ascend.deploy.render.schedulers import Cluster
 from glm5_ascend.files import read_text
 
 SCHEMA = 1
 Files = Callable[[Plan, Place], dict[str, str]]
 
 
-def _formats() -> dict[str, Files]:
+def _formats(cluster: Cluster) -> dict[str, Files]:
     # YAML is loaded with the formats that write it.
     from glm5_ascend.deploy.render import ci, containers, kubernetes
 
@@ -25,7 +26,7 @@ def _formats() -> dict[str, Files]:
         "bash": script.files,
         "docker": containers.docker_files,
         "compose": containers.compose_files,
-        "k8s": kubernetes.files,
+        "k8s": lambda plan, place: kubernetes.files(plan, place, cluster),
         "ci": ci.files,
         "plan": lambda plan, place: {"plan.yaml": plan.text()},
     }
@@ -43,6 +44,7 @@ class RenderOptions:
         plan: a plan file, or a CI file of several nodes.
         release: of vllm-ascend, for a CI file.
         hw: SKU, for a CI file.
+        scheduler, queue, npu_resource: of Kubernetes, see ``render.schedulers.Cluster``.
     """
 
     plan: Path
@@ -56,6 +58,9 @@ class RenderOptions:
     proxy_script: str | None = None
     release: str | None = None
     hw: str | None = None
+    scheduler: str = "default"
+    queue: str = "default"
+    npu_resource: str | None = None
     dry_run: bool = False
 
 
@@ -105,7 +110,10 @@ def render(options: RenderOptions) -> Rendered:
         proxy_script=options.proxy_script,
         templated=options.format in TEMPLATED,
     )
-    texts = _formats()[options.format](plan, place)
+    cluster = Cluster(options.scheduler, options.queue, options.npu_resource)
+    if cluster != Cluster() and options.format != "k8s":
+        raise PlanError(f"{options.format} has no scheduler", "these options go with --format k8s")
+    texts = _formats(cluster)[options.format](plan, place)
     if options.dry_run:
         return Rendered(options.format, texts, None, lost)
     if options.out is None:

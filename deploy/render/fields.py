@@ -1,7 +1,8 @@
 """Checks rendered manifests against the published fields of their kinds.
 
 Not a full schema: the fields that are rendered, which of them must be there, and their types.
-Sources: LeaderWorkerSet API reference, leaderworkerset.x-k8s.io/v1; Kubernetes API 1.33, PodSpec,
+Sources: LeaderWorkerSet API reference, leaderworkerset.x-k8s.io/v1; Volcano's PodGroup,
+scheduling.volcano.sh/v1beta1; Kubernetes API 1.33, PodSpec,
 Container, Probe, Volume, DeploymentSpec and ServiceSpec; Compose specification, services.
 """
 
@@ -57,7 +58,7 @@ _POD: Form = {
 _OBJECT: dict[str, Any] = {
     "apiVersion!": str,
     "kind!": str,
-    "metadata!": {"name!": str, "namespace": str, "labels": _TEXTS},
+    "metadata!": {"name!": str, "namespace": str, "labels": _TEXTS, "annotations": _TEXTS},
 }
 _KINDS: dict[tuple[str, str], Form] = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): {
@@ -73,6 +74,16 @@ _KINDS: dict[tuple[str, str], Form] = {
                 "leaderTemplate": _POD,
                 "workerTemplate!": _POD,
             },
+        },
+    },
+    ("scheduling.volcano.sh/v1beta1", "PodGroup"): {
+        **_OBJECT,
+        "spec!": {
+            "minMember!": int,
+            "queue": str,
+            "priorityClassName": str,
+            "minResources": {"*": object},
+            "minTaskMember": {"*": int},
         },
     },
     ("apps/v1", "Deployment"): {

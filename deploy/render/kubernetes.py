@@ -11,26 +11,28 @@ from glm5_ascend.deploy.render.containers import MOUNTS, image
 from glm5_ascend.deploy.render.fields import check_fields
 from glm5_ascend.deploy.render.nodes import READY_S, Node, nodes
 from glm5_ascend.deploy.render.place import Place, engine_port, is_networked, is_split
+from glm5_ascend.deploy.render.schedulers import Cluster, scheduled
 from glm5_ascend.deploy.render.script import body, proxy_body
 
 # Of a pod with all NPUs of a 16-die server, as vllm-ascend's CI asks for.
 _CPU, _MEMORY, _SHARED = 125, "512Gi", "512Gi"
-# Name of the device plugin's resource: MindCluster's.
-_RESOURCE = {"A2": "huawei.com/Ascend910", "A3": "huawei.com/Ascend910", "A5": "huawei.com/npu"}
 _LABEL = "leaderworkerset.sigs.k8s.io"
 _PROBE_S = 10
+DEFAULT = Cluster()
 _LEADER, _RANK = "$LWS_LEADER_ADDRESS", "$((LWS_WORKER_INDEX * {}))"
 _POD_IP = "$POD_IP"
 
 
-def files(plan: Plan, place: Place) -> dict[str, str]:
+def files(plan: Plan, place: Place, cluster: Cluster = DEFAULT) -> dict[str, str]:
     """``MODEL.yaml``: several documents.
 
     Raises:
-        PlanError: no interface is named, or ranks that are not the same on all servers.
+        PlanError: no interface is named, ranks that are not the same on all servers, or a name that
+            the cluster cannot have.
     """
     import yaml
 
+    cluster.check()
     if is_networked(plan) and not place.nic:
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
     # What stands for an address depends on the pod: its own, and its leader's.
@@ -50,7 +52,7 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
                 f"{role.layout} puts different numbers of ranks on its servers",
                 "a LeaderWorkerSet has one template for its workers: use another layout",
             )
-        documents.append(_set(plan, place, instance, members))
+        documents += scheduled(plan, cluster, _set(plan, place, cluster, instance, members))
     documents += _proxy(plan, place) if is_split(plan) else []
     documents.append(_service(plan, place))
     for document in documents:
@@ -67,16 +69,18 @@ def _name(plan: Plan, instance: int) -> str:
     return f"{_model(plan)}-{plan.roles[instance].role}-{instance}"
 
 
-def _set(plan: Plan, place: Place, instance: int, members: list[Node]) -> dict[str, object]:
+def _set(
+    plan: Plan, place: Place, cluster: Cluster, instance: int, members: list[Node]
+) -> dict[str, object]:
     labels = {"app": _model(plan), "role": members[0].role}
     template: dict[str, object] = {
         "size": len(members),
         "restartPolicy": "RecreateGroupOnPodRestart",
     }
-    leader = _pod(plan, place, members[0], labels)
+    leader = _pod(plan, place, cluster, members[0], labels)
     if len(members) > 1:
         template |= {"leaderTemplate": leader}
-    template["workerTemplate"] = _pod(plan, place, members[-1], labels)
+    template["workerTemplate"] = _pod(plan, place, cluster, members[-1], labels)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
@@ -90,7 +94,9 @@ def _set(plan: Plan, place: Place, instance: int, members: list[Node]) -> dict[s
     }
 
 
-def _pod(plan: Plan, place: Place, node: Node, labels: dict[str, str]) -> dict[str, object]:
+def _pod(
+    plan: Plan, place: Place, cluster: Cluster, node: Node, labels: dict[str, str]
+) -> dict[str, object]:
     machine = hardware(f"{plan.sku}:{plan.servers}").sku
     command = node.command
     if not node.is_head:
@@ -104,8 +110,7 @@ def _pod(plan: Plan, place: Place, node: Node, labels: dict[str, str]) -> dict[s
         {"name": name, "value": "$(POD_IP)" if value == _POD_IP else _plain(value)}
         for name, value in command.env.items()
     ]
-    chips = {_RESOURCE[machine.chip]: machine.dies_per_server}
-    resources = {**chips, "cpu": _CPU, "memory": _MEMORY}
+    resources = {cluster.npu(plan): machine.dies_per_server, "cpu": _CPU, "memory": _MEMORY}
     volumes = [*MOUNTS, place.checkpoint]
     container: dict[str, object] = {
         "name": "engine",
@@ -131,7 +136,7 @@ def _pod(plan: Plan, place: Place, node: Node, labels: dict[str, str]) -> dict[s
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED}},
         ],
     }
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
 def _but_command(node: Node) -> tuple[int, str, int, bool, int]:
