@@ -19,7 +19,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from tools import triton_shapes
+from tools.triton_shapes import Shape
 
 ROWS = Path(__file__).parent / "results" / "triton_sm90a.json"
 VERSION = "3.6.0"
@@ -28,24 +31,9 @@ _SHARED_LIMIT = 227 << 10
 Row = dict[str, Any]
 
 
-class Shape(NamedTuple):
-    """One kernel at one shape: types of its arguments by name, constants, warps and stages.
-
-    ``products``: the warp group instructions that the compiled code must contain, by prefix.
-    """
-
-    name: str
-    kernel: Any
-    types: dict[str, str]
-    constants: dict[str, Any]
-    warps: int
-    stages: int
-    products: str
-
-
 _INT = "i64"
 # Numbers that need not be multiples of 16; the compiler may count on it for all others.
-_ODD = ("heads", "n", "ks_row", "count", "length")
+_ODD = ("heads", "n", "ks_row", "count", "length", "tokens", "number")
 
 
 def _attention() -> Iterator[Shape]:
@@ -110,6 +98,8 @@ def shapes() -> Iterator[Shape]:
     """Every kernel at every shape of production."""
     yield from _indexer()
     yield from _attention()
+    yield from triton_shapes.mlapo()
+    yield from triton_shapes.rows()
 
 
 def compiled(shape: Shape) -> Row:

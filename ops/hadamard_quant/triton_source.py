@@ -10,13 +10,13 @@ from glm5_ascend.ops.triton.triton_source import int8_codes, largest
 
 @triton.jit
 def rotate_quantise(
-    x, x_row, codes, scales, rows, factor, WIDTH: tl.constexpr, STEPS: tl.constexpr,
+    x, x_row, codes, scales, count, factor, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     BR: tl.constexpr,
 ):  # fmt: skip
     """BR rows of WIDTH = 2^STEPS numbers; ``factor`` is F32 1 / sqrt(WIDTH)."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     column = tl.arange(0, WIDTH)
-    there = (row < rows)[:, None]
+    there = (row < count)[:, None]
     y = tl.load(x + row[:, None] * x_row + column[None, :], mask=there, other=0.0).to(tl.float32)
     for step in tl.static_range(STEPS):
         y = butterflies(y, BR, WIDTH, 1 << step)
@@ -24,7 +24,7 @@ def rotate_quantise(
     scale = tl.div_rn(largest(y, 1), 127.0)
     number = int8_codes(tl.div_rn(y, tl.where(scale == 0.0, 1.0, scale)[:, None]), -127)
     tl.store(codes + row[:, None] * WIDTH + column[None, :], number, mask=there)
-    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(scales + row, scale, mask=row < count)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from glm5_ascend.ops.paged_cache.rows import TILE
 from glm5_ascend.ops.triton.runtime import INTERPRETED, check_device, padded
 
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_WARPS = 8  # of the kernels that take one row
+WARPS = 8  # of the kernels that take one row
 
 
 def forward(inputs: Inputs) -> Outputs:
@@ -87,7 +87,7 @@ class _Work:
         quantise[(rows,)](
             x, x.stride(0), *_point(static, x), codes, scales, width,
             STATIC=static is not None, BN=min(QUANTISED, padded(width)), PDL=self.pdl,
-            num_warps=_WARPS, launch_pdl=self.pdl,
+            num_warps=WARPS, launch_pdl=self.pdl,
         )  # fmt: skip
         return codes, scales
 
@@ -131,6 +131,9 @@ class _Work:
     ) -> None:
         """``out`` = x times one or two weights side by side."""
         first, last = linears[0], linears[-1]
+        weight, weight2 = first.weight, last.weight
+        if weight.stride(1) != weight2.stride(1):
+            weight, weight2 = weight.contiguous(), weight2.contiguous()
         columns, more = first.weight.shape[0], last.weight.shape[0] if len(linears) > 1 else 0
         blocks = triton.cdiv(columns, tiles.columns) + triton.cdiv(more, tiles.columns)
         scale, scale2, bias, bias2 = (
@@ -139,11 +142,11 @@ class _Work:
         )
         project[(blocks, triton.cdiv(self.sizes.tokens, tiles.tokens), max(1, parts))](
             x, x.stride(0), *_point(static, x), x if x_scale is None else x_scale,
-            first.weight, *first.weight.stride(), last.weight, *last.weight.stride(),
-            columns, more, scale, scale2, bias, bias2, out, self.sizes.tokens, terms, PART,
+            weight, weight.stride(0), weight2, weight2.stride(0), weight.stride(1), columns,
+            more, scale, scale2, bias, bias2, out, self.sizes.tokens, terms, PART,
             QUANTISE=mode, INT8=first.is_int8, BIAS=first.bias is not None,
             SCALED=x_scale is not None, SPLIT=parts > 0, BM=tiles.columns, BT=tiles.tokens,
-            BK=tiles.terms, BX=tiles.search, PDL=self.pdl, INTERPRET=INTERPRETED,
+            BK=tiles.terms, BX=min(QUANTISED, padded(terms)), PDL=self.pdl, INTERPRET=INTERPRETED,
             num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=self.pdl,
         )  # fmt: skip
 
@@ -178,7 +181,7 @@ class _Work:
             QUANTISE=0 if codes is None else 1 if static is None else 2,
             KEEP=codes is None or inputs.latent == "float",
             TILE=TILE if inputs.kr_cache is None else 0, DTYPE=_DTYPES[inputs.dtype],
-            PDL=self.pdl, INTERPRET=INTERPRETED, num_warps=_WARPS, launch_pdl=self.pdl,
+            PDL=self.pdl, INTERPRET=INTERPRETED, num_warps=WARPS, launch_pdl=self.pdl,
         )  # fmt: skip
         return latent, codes, scale
 

@@ -63,8 +63,8 @@ def coded(x, scale, point, offset, STATIC: tl.constexpr):
 
 @triton.jit
 def project(
-    x, x_row, x_point, x_offset, x_scale, w, w_row, w_col, w2, w2_row, w2_col, columns, columns2,
-    scale, scale2, bias, bias2, out, tokens, terms, part,
+    x, x_row, x_point, x_offset, x_scale, w, w_row, w2, w2_row, w_col, columns, columns2, scale,
+    scale2, bias, bias2, out, tokens, terms, part,
     QUANTISE: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
     SPLIT: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BX: tl.constexpr,
     PDL: tl.constexpr, INTERPRET: tl.constexpr,
@@ -80,24 +80,23 @@ def project(
         gdc_launch_dependents()
     tile, which = tl.program_id(0), tl.program_id(2)
     tiles = tl.cdiv(columns, BM)
-    first_column, width = 0, columns
-    if tile >= tiles:
-        w, w_row, w_col, scale, bias = w2, w2_row, w2_col, scale2, bias2
-        tile, first_column, width = tile - tiles, columns, columns2
-    column = tile * BM + tl.arange(0, BM)
-    used = column < width
+    second = tile >= tiles
+    column = tl.where(second, tile - tiles, tile) * BM + tl.arange(0, BM)
+    used = column < tl.where(second, columns2, columns)
+    before = tl.where(second, columns, 0)
     token = tl.program_id(1) * BT + tl.arange(0, BT)
     there = token < tokens
     line = x + token.to(tl.int64)[None, :] * x_row
-    weight = w + tl.where(used, column, 0).to(tl.int64)[:, None] * w_row
+    weight_row = tl.where(second, w2_row, w_row).to(tl.int64)
+    weight = tl.where(second, w2, w) + tl.where(used, column, 0)[:, None] * weight_row
     begin, end = which * part, tl.minimum(terms, (which + 1) * part)
     if PDL:
         ask(weight, w_col, begin, end, BM)
         gdc_wait()
     own = tl.zeros((BT,), tl.float32)
     if QUANTISE == 1:
-        own = row_scales(line, there, terms, BT, BX)
-        if (tile == 0) & (first_column == 0) & (which == 0):
+        own = row_scales(x, x_row, token, tokens, terms, BT, BX)
+        if (tile == 0) & (which == 0):
             tl.store(x_scale + token, own, mask=there)
     total = tl.zeros((BM, BT), tl.int32 if INT8 else tl.float32)
     if SPLIT or INT8:
@@ -114,18 +113,22 @@ def project(
                 own, x_point, x_offset, QUANTISE, INT8, BK, INTERPRET,
             )  # fmt: skip
     row = which.to(tl.int64) * tokens + token
-    place = out + row[None, :] * (columns + columns2) + (first_column + column)[:, None]
+    place = out + row[None, :] * (columns + columns2) + (before + column)[:, None]
     mask = used[:, None] & there[None, :]
     if SPLIT:
         tl.store(place, total, mask=mask)
     else:
         if INT8:
             if BIAS:
-                total += tl.load(bias + column, mask=used, other=0)[:, None]
-            total = total.to(tl.float32) * tl.load(scale + column, mask=used, other=0.0)[:, None]
+                each = tl.where(second, bias2, bias) + column
+                total += tl.load(each, mask=used, other=0)[:, None]
+            factor = tl.load(tl.where(second, scale2, scale) + column, mask=used, other=0.0)
+            result = total.to(tl.float32) * factor[:, None]
             if SCALED:
-                total *= tl.load(x_scale + token, mask=there, other=0.0)[None, :]
-        tl.store(place, narrowed(total, out.dtype.element_ty, INTERPRET), mask=mask)
+                result *= tl.load(x_scale + token, mask=there, other=0.0)[None, :]
+        else:
+            result = total
+        tl.store(place, narrowed(result, out.dtype.element_ty, INTERPRET), mask=mask)
 
 
 @triton.jit
@@ -158,14 +161,17 @@ def prefetch(pointer):
 
 
 @triton.jit
-def row_scales(line, there, terms, BT: tl.constexpr, BX: tl.constexpr):
-    """max |x| / 127 of BT rows."""
-    peak = tl.zeros((BX, BT), tl.float32)
-    for first in range(0, terms, BX):
-        term = first + tl.arange(0, BX)
-        mask = (term < terms)[:, None] & there[None, :]
-        peak = larger(peak, tl.load(line + term[:, None], mask=mask, other=0.0).to(tl.float32))
-    return tl.div_rn(largest(peak, 0), 127.0)
+def row_scales(x, x_row, token, tokens, terms, BT: tl.constexpr, BX: tl.constexpr):
+    """F32 [BT]: max |x| / 127 of the first rows, one after the other."""
+    scales = tl.zeros((BT,), tl.float32)
+    for row in range(0, tokens):
+        peak = tl.zeros((BX,), tl.float32)
+        for first in range(0, terms, BX):
+            term = first + tl.arange(0, BX)
+            part = tl.load(x + row * x_row + term, mask=term < terms, other=0.0)
+            peak = larger(peak, part.to(tl.float32))
+        scales = tl.where(token == row, tl.div_rn(largest(peak, 0), 127.0), scales)
+    return scales
 
 
 @triton.jit
@@ -231,29 +237,40 @@ def latents(
             tl.store(codes + token * Q + column, number, mask=some)
     else:
         slot = tl.load(slots + token).to(tl.int64)
-        column = tl.arange(0, LP)
-        some = column < L
-        raw = finished(
-            line + Q, step, column, some, scale_kv, bias_kv, row_scale, PARTS, INT8, BIAS,
-            SCALED, DTYPE, INTERPRET,
+        store_rows(
+            line + Q, step, scale_kv, bias_kv, row_scale, gamma_kv, eps_kv, cos + token * cos_row,
+            sin + token * sin_row, kv + slot * kv_row, kr + slot * kr_row, slot >= 0,
+            PARTS, L, LP, R, RP, INT8, BIAS, SCALED, TILE, DTYPE, INTERPRET,
         )  # fmt: skip
-        normed = norm(raw, gamma_kv, column, some, L, eps_kv, DTYPE, INTERPRET)
-        number = tl.arange(0, RP)
-        some_r = number < R
-        key = finished(
-            line + Q + L, step, number, some_r, scale_kv + L, bias_kv + L, row_scale, PARTS,
-            INT8, BIAS, SCALED, DTYPE, INTERPRET,
-        )  # fmt: skip
-        key = narrowed(
-            turned(key, cos + token * cos_row, sin + token * sin_row, R, RP), DTYPE, INTERPRET
-        )
-        if TILE > 0:
-            store_latent(kv + slot * kv_row, normed, slot >= 0, L, TILE, 2 * R)
-            store_rope(kv + slot * kv_row + L, key.to(tl.float32), slot >= 0, R, INTERPRET)
-        else:
-            row = narrowed(normed, DTYPE, INTERPRET)
-            tl.store(kv + slot * kv_row + column, row, mask=some & (slot >= 0))
-            tl.store(kr + slot * kr_row + number, key, mask=some_r & (slot >= 0))
+
+
+@triton.jit
+def store_rows(
+    line, step, scale, bias, row_scale, gamma, eps, cos, sin, kv, kr, there,
+    PARTS: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr,
+    INT8: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, TILE: tl.constexpr,
+    DTYPE: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The cache rows of one token: normed latent at ``kv``, turned key at ``kr`` or behind it."""
+    column, number = tl.arange(0, LP), tl.arange(0, RP)
+    some, some_r = column < L, number < R
+    raw = finished(
+        line, step, column, some, scale, bias, row_scale, PARTS, INT8, BIAS, SCALED, DTYPE,
+        INTERPRET,
+    )  # fmt: skip
+    key = finished(
+        line + L, step, number, some_r, scale + L, bias + L, row_scale, PARTS, INT8, BIAS, SCALED,
+        DTYPE, INTERPRET,
+    )  # fmt: skip
+    normed = norm(raw, gamma, column, some, L, eps, DTYPE, INTERPRET)
+    row = narrowed(normed, DTYPE, INTERPRET)
+    key = narrowed(turned(key, cos, sin, R, RP), DTYPE, INTERPRET)
+    if TILE > 0:
+        store_latent(kv, normed, there, L, TILE, 2 * R)
+        store_rope(kv + L, key.to(tl.float32), there, R, INTERPRET)
+    else:
+        tl.store(kv + column, row, mask=some & there)
+        tl.store(kr + number, key, mask=some_r & there)
 
 
 @triton.jit
@@ -322,22 +339,13 @@ def heads(
     if tile == tl.cdiv(L, BM):
         if PDL:
             gdc_wait()
-        column = tl.arange(0, RP)
-        mask = there[:, None] & (column < R)[None, :]
-        x = tl.load(line[:, None] + D + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        pair = tl.arange(0, RP // 2)
-        known = there[:, None] & (pair < R // 2)[None, :]
-        c = tl.load(cos + token[:, None] * cos_row + pair[None, :], mask=known, other=0.0)
-        s = tl.load(sin + token[:, None] * sin_row + pair[None, :], mask=known, other=0.0)
-        c, s = c.to(tl.float32), s.to(tl.float32)
-        even, odd = tl.split(tl.reshape(x, (BT, RP // 2, 2)))
-        x = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (BT, RP))
-        place = rope + (token * number + head)[:, None] * R + column[None, :]
-        tl.store(place, narrowed(x, rope.dtype.element_ty, INTERPRET), mask=mask)
+        target = rope + (token * number + head) * R
+        turn(line + D, cos + token * cos_row, sin + token * sin_row, target, there, BT, R, RP,
+             INTERPRET)  # fmt: skip
     else:
         column = tile * BM + tl.arange(0, BM)
         used = column < L
-        weight = w + head * w_head + tl.where(used, column, 0)[None, :] * w_col
+        weight = w + head * w_head + column[None, :] * w_col
         if PDL:
             ask_rows(w + head * w_head + tile * BM, w_row, D, BM, BK)
             gdc_wait()
@@ -355,3 +363,21 @@ def heads(
         place = query + (token * number + head)[None, :] * L + column[:, None]
         mask = used[:, None] & there[None, :]
         tl.store(place, narrowed(total, query.dtype.element_ty, INTERPRET), mask=mask)
+
+
+@triton.jit
+def turn(
+    line, cos, sin, place, there,
+    BT: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Turn the pairs of BT rows [R] at ``line`` into those at ``place``."""
+    column, pair = tl.arange(0, RP), tl.arange(0, RP // 2)
+    mask = there[:, None] & (column < R)[None, :]
+    known = there[:, None] & (pair < R // 2)[None, :]
+    x = tl.load(line[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(cos[:, None] + pair[None, :], mask=known, other=0.0).to(tl.float32)
+    s = tl.load(sin[:, None] + pair[None, :], mask=known, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(x, (BT, RP // 2, 2)))
+    x = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (BT, RP))
+    target = place[:, None] + column[None, :]
+    tl.store(target, narrowed(x, target.dtype.element_ty, INTERPRET), mask=mask)

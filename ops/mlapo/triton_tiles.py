@@ -12,7 +12,7 @@ class Tiles(NamedTuple):
     """For up to ``most`` tokens.
 
     columns, tokens, terms: of a tile of a projection; latents, nope: of the columns and terms of a
-    tile of W_UK. search: terms read at once for the scale of a token. split: the first product.
+    tile of W_UK. split: the first product.
     fuse_dynamic, fuse_static: most tokens that the first product quantises itself.
     overlap: kernels start before the one in front of them has ended.
     """
@@ -26,7 +26,6 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     split: bool = True
-    search: int = 1024
     fuse_dynamic: int = 4
     fuse_static: int = 16
     overlap: bool = True
@@ -38,14 +37,12 @@ _MANY = {"split": False, "overlap": False}
 TABLE = {
     1: (
         Tiles(16, 64, 16, 256, 64, 64, 4, 4),
-        Tiles(32, 64, 32, 256, 64, 64, 4, 4),
         Tiles(64, 64, 64, 256, 64, 64, 4, 3),
         Tiles(128, 64, 128, 128, 64, 64, 4, 4),
         Tiles(1 << 62, 128, 128, 128, 128, 64, 8, 4, **_MANY),
     ),
     2: (
         Tiles(16, 64, 16, 128, 64, 64, 4, 4),
-        Tiles(32, 64, 32, 128, 64, 64, 4, 4),
         Tiles(64, 64, 64, 128, 64, 64, 4, 3),
         Tiles(128, 64, 128, 64, 64, 64, 4, 4),
         Tiles(1 << 62, 128, 128, 64, 128, 64, 8, 4, **_MANY),
