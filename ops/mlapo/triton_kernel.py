@@ -137,8 +137,7 @@ class _Work:
         columns, more = first.weight.shape[0], last.weight.shape[0] if len(linears) > 1 else 0
         blocks = triton.cdiv(columns, tiles.columns) + triton.cdiv(more, tiles.columns)
         scale, scale2, bias, bias2 = (
-            x if each is None else each
-            for each in (first.scale, last.scale, first.bias, last.bias)
+            x if each is None else each for each in (first.scale, last.scale, first.bias, last.bias)
         )
         project[(blocks, triton.cdiv(self.sizes.tokens, tiles.tokens), max(1, parts))](
             x, x.stride(0), *_point(static, x), x if x_scale is None else x_scale,

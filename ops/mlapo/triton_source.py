@@ -46,9 +46,7 @@ def quantise(
 @triton.jit
 def larger(peak, x):
     """The larger one of ``peak`` and |x|, NaN if either is."""
-    bits = tl.maximum(
-        peak.to(tl.int32, bitcast=True), x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    )
+    bits = tl.maximum(peak.to(tl.int32, bitcast=True), x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
