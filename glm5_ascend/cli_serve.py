@@ -33,6 +33,8 @@ from glm5_ascend.env import OP_BACKENDS
 @click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
 @click.option("--nic", metavar="NAME", help="Interface of these addresses.")
 @click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
+@click.option("--simulate", is_flag=True, help="Run the whole plan on this CPU, clipped.")
+@click.option("--model", "stand_in", metavar="DIR", help="With --simulate, for the small model.")
 def serve(
     model: str | None, vllm_args: tuple[str, ...], dry_run: bool, op_backend: str, **part: Any
 ) -> int:
@@ -46,14 +48,24 @@ def serve(
     --dry-run prints everything.
 
     With --plan, on an NPU, it runs node N of what `plan --out` wrote; MODEL is the checkpoint,
-    /models/MODEL-QUANT without it. Flags of vLLM belong into the plan then. The first prefill server
-    also starts the proxy, once every instance answers.
+    /models/MODEL-QUANT without it. Flags of vLLM belong into the plan then. The first prefill
+    server also starts the proxy, once every instance answers.
+
+    With --plan and --simulate the whole plan runs on this CPU: DP and TP clipped to 4 processes
+    around the small model that ships with the package, quantised as the plan says. What is changed
+    or dropped is printed. `accept` tells such an endpoint from a real one.
 
     \b
     Examples:
       glm5-ascend serve GLM-5.2-w4a8 --port 8000 --max-model-len 4096
       glm5-ascend serve --plan plan.yaml --node-rank 1 --hosts 10.0.0.1,10.0.0.2 --nic eth0
+      glm5-ascend serve --plan plan.yaml --simulate
     """
+    simulate, stand_in = part.pop("simulate"), part.pop("stand_in")
+    if simulate:
+        return _simulate(model, vllm_args, dry_run, op_backend, stand_in, part)
+    if stand_in is not None:
+        vllm_args = ("--model", stand_in, *vllm_args)  # vLLM's
     if part["plan"] is not None:
         return _serve_part(model, vllm_args, dry_run, op_backend, part)
     if any(part[name] is not None for name in ("hosts", "nic", "proxy_script")):
@@ -81,8 +93,6 @@ def _serve_part(
     rank = part["node_rank"] or ""
     if not (rank.isascii() and rank.isdigit()):
         raise click.UsageError("give --node-rank, a number from 0, with --plan")
-    if "--simulate" in (model, *vllm_args):
-        raise click.UsageError("--simulate is not offered for plans; --dry-run prints the command")
     if op_backend != "auto":
         raise click.UsageError("--op-backend is for the CPU engine, a plan for NPUs")
     if model is not None and model.startswith("-"):
@@ -91,6 +101,29 @@ def _serve_part(
     from glm5_ascend.deploy.render.launch import Part, run
 
     where = {name: part[name] for name in ("hosts", "nic", "proxy_script")}
-    return run(
-        Part(part["plan"], int(rank), model, **where, vllm_args=vllm_args), dry_run=dry_run
-    )
+    return run(Part(part["plan"], int(rank), model, **where, vllm_args=vllm_args), dry_run=dry_run)
+
+
+def _simulate(
+    model: str | None,
+    vllm_args: tuple[str, ...],
+    dry_run: bool,
+    op_backend: str,
+    stand_in: str | None,
+    part: dict[str, Any],
+) -> int:
+    if part["plan"] is None:
+        raise click.UsageError("--simulate goes with --plan")
+    if stand_in == "":
+        raise click.UsageError("--model is empty")
+    if model is not None and model.startswith("-"):
+        vllm_args = (model, *vllm_args)
+        model = None
+    from glm5_ascend.deploy.simulate.run import Simulation, run
+
+    names = ("node_rank", "hosts", "nic", "proxy_script")
+    unused = [f"--{name.replace('_', '-')} {part[name]}" for name in names if part[name]]
+    unused = [*([model] if model else []), *unused]
+    source = None if stand_in is None else Path(stand_in)
+    wanted = Simulation(part["plan"], source, unused, vllm_args, op_backend)
+    return run(wanted, dry_run=dry_run)

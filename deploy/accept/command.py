@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from glm5_ascend.console import one_line
 from glm5_ascend.deploy.accept import probes
 from glm5_ascend.deploy.accept.client import Client, Refused
 from glm5_ascend.deploy.accept.probes import FAIL, Check, Limits
+from glm5_ascend.deploy.accept.questions import GLM5, SMALL
 from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.simulate import MARK
 from glm5_ascend.errors import ExitCode, Glm5Error, brief
 from glm5_ascend.files import open_regular
 
@@ -18,6 +21,7 @@ SCHEMA = 1
 TTFT_MS, TPOT_MS = 10_000.0, 200.0
 # The performance model is off by about this much on published runs.
 _MARGIN = 1.25
+_SIMULATED = " (simulated on a CPU with a small model: says nothing about NPUs or GLM-5's answers)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Acceptance:
     model: str
     checks: list[Check]
     measured: dict[str, float] = field(default_factory=dict)
+    simulated: bool = False
 
     @property
     def failed(self) -> list[Check]:
@@ -60,6 +65,7 @@ class Acceptance:
             "schema": SCHEMA,
             "url": self.url,
             "model": self.model,
+            "simulated": self.simulated,
             "go": not self.failed,
             "reasons": [f"{check.name}: {check.detail}" for check in self.failed],
             "checks": [
@@ -74,7 +80,8 @@ class Acceptance:
         width = max(len(check.name) for check in self.checks)
         lines = [f"{c.verdict:<7} {c.name:<{width}}  {one_line(c.detail)}" for c in self.checks]
         names = ", ".join(check.name for check in self.failed)
-        return "\n".join([*lines, f"no-go: {names}" if names else "go"])
+        verdict = f"no-go: {names}" if names else "go"
+        return "\n".join([*lines, f"{verdict}{_SIMULATED}" if self.simulated else verdict])
 
 
 def accept(options: AcceptOptions) -> Acceptance:
@@ -85,13 +92,15 @@ def accept(options: AcceptOptions) -> Acceptance:
         Glm5Error: it is no OpenAI endpoint, or serves no such model.
     """
     client = Client.of(options.url, options.timeout, _key(options.api_key_file))
-    limits = _limits(options)
-    model, longest = _model(client, options.model)
-    checks = probes.golden(client, model)
-    checks.append(probes.long_prompt(client, model, longest))
-    checks.append(probes.tool_call(client, model))
-    timed, measured = probes.speed(client, model, limits)
-    return Acceptance(client.url, model, [*checks, *timed], measured)
+    plan = None if options.plan is None else Plan.load(options.plan)
+    model, longest, simulated = _model(client, options.model)
+    limits = _limits(options, plan, simulated)
+    questions = SMALL if simulated else GLM5
+    checks = probes.golden(client, model, questions)
+    checks.append(probes.long_prompt(client, model, longest, questions))
+    checks.append(probes.tool_call(client, model, questions))
+    timed, measured = probes.speed(client, model, limits, questions)
+    return Acceptance(client.url, model, [*checks, *timed], measured, simulated)
 
 
 def _key(path: Path | None) -> str:
@@ -104,13 +113,20 @@ def _key(path: Path | None) -> str:
     return text
 
 
-def _limits(options: AcceptOptions) -> Limits:
-    plan = None if options.plan is None else Plan.load(options.plan)
+def _limits(options: AcceptOptions, plan: Plan | None, simulated: bool) -> Limits:
     drafts = plan is not None and any("speculative-config" in r.flags for r in plan.roles)
+    asked = options.ttft is not None or options.tpot is not None
+    if simulated and not asked:
+        said = "a CPU and a small model say nothing about the plan's NPUs"
+        return Limits(math.inf, math.inf, drafts, said)
 
     def limit(given: float | None, key: str, assumed: float) -> float:
-        if given is not None or plan is None:
-            return assumed if given is None else given
+        if given is not None:
+            return given
+        if simulated:
+            return math.inf
+        if plan is None:
+            return assumed
         value = plan.predicted.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise PlanError(f"{options.plan} predicts no {key}", "give --ttft and --tpot")
@@ -120,8 +136,8 @@ def _limits(options: AcceptOptions) -> Limits:
     return Limits(ttft, limit(options.tpot, "tpot_ms", TPOT_MS), drafts)
 
 
-def _model(client: Client, asked: str | None) -> tuple[str, int | None]:
-    """Name of the model, and the longest request where the server says it."""
+def _model(client: Client, asked: str | None) -> tuple[str, int | None, bool]:
+    """Name of the model, the longest request where the server says it, and if it is simulated."""
     try:
         listed = client.get_json("/v1/models").get("data")
     except Refused as error:
@@ -136,4 +152,4 @@ def _model(client: Client, asked: str | None) -> tuple[str, int | None]:
     if name not in names:
         raise Glm5Error(f"{client.url} serves no {brief(name)}", f"it has {', '.join(names)}")
     longest = next(e for e in entries if str(e.get("id")) == name).get("max_model_len")
-    return name, longest if isinstance(longest, int) else None
+    return name, longest if isinstance(longest, int) else None, MARK in names

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from glm5_ascend.deploy.simulate import MARK
+
 PROSE = (
     "A rolling bicycle stays upright because its front wheel steers into a fall. When the frame"
     " leans to the left, trail and the gyroscopic torque of the wheel turn the fork to the left,"
@@ -19,7 +21,16 @@ PROSE = (
 )
 WORDS = [f" word{n}" for n in range(128)]
 LOOP = " and so on" * 60
-ANSWERS = {"France": "Paris.", "17 times 23": "391", "首都": "北京", "bicycle": PROSE}
+ANSWERS = {
+    **{"France": "Paris.", "17 times 23": "391", "首都": "北京", "bicycle": PROSE},
+    # What the small model says.
+    "len()": "len() returns the number of items in a container.",
+    "open()": "open() opens a file and returns a file object.",
+    "sorted()": "sorted() returns a new sorted list from an iterable.",
+    "Hello": "Hello! How can I help you?",
+    "class Queue": " self.items.popleft()",
+    "class Point": " self.x == other.x and self.y == other.y",
+}
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -27,9 +38,10 @@ class Endpoint(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, fault: str, key: str = "") -> None:
+    def __init__(self, fault: str, key: str = "", simulated: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.fault, self.key = fault, key
+        self.names = ["glm", *([MARK] if simulated else [])]
         self.lock = threading.Lock()
         self.streams = 0
         self.asked: list[dict[str, Any]] = []
@@ -65,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(401, '{"error": "Unauthorized"}')
         elif self.path == "/v1/models":
             length = 4096 if fault == "short" else 65_536
-            models = [] if fault == "no models" else [{"id": "glm", "max_model_len": length}]
+            names = [] if fault == "no models" else self.server.names
+            models = [{"id": name, "max_model_len": length} for name in names]
             self.send(200, json.dumps({"object": "list", "data": models}))
         elif self.path == "/metrics" and fault != "no metrics":
             self.send(200, self.metrics())
@@ -92,10 +105,15 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(body)
         elif "tools" in body:
             self.send(200, self.called())
+        elif "prompt" in body:
+            text = self.said(body["prompt"])
+            self.send(200, json.dumps({"choices": [{"text": text}]}))
         else:
-            self.send(200, self.told(body["messages"][0]["content"]))
+            text = self.said(body["messages"][0]["content"])
+            message = {"role": "assistant", "content": text}
+            self.send(200, json.dumps({"choices": [{"message": message}]}))
 
-    def told(self, question: str) -> str:
+    def said(self, question: str) -> str:
         fault = self.server.fault
         text = next((a for word, a in ANSWERS.items() if word in question), "")
         if "code word" in question:
@@ -108,7 +126,13 @@ class Handler(BaseHTTPRequestHandler):
             text = "392"
         elif fault == "empty":
             text = ""
-        return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+        elif fault == "repeating code" and text.startswith(" self"):
+            text = " self.items" * 12
+        elif fault == "wrong code" and text.startswith(" self"):
+            text = " None"
+        elif fault == "wrong small" and "sorted list" in text:
+            text = "sorted() adds up the items of an iterable."
+        return text
 
     def called(self) -> str:
         fault = self.server.fault
@@ -136,7 +160,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             for word in words[:count]:
                 time.sleep(step)
-                self.event({"choices": [{"delta": {"content": word}}]})
+                piece = {"text": word} if "prompt" in body else {"delta": {"content": word}}
+                self.event({"choices": [piece]})
                 if fault == "breaks off":
                     self.wfile.write(b'data: {"choi\n\n')
                     return
@@ -151,9 +176,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endpoint(fault: str = "", key: str = "") -> Iterator[Endpoint]:
+def endpoint(fault: str = "", key: str = "", simulated: bool = False) -> Iterator[Endpoint]:
     """Run one while the block runs."""
-    server = Endpoint(fault, key)
+    server = Endpoint(fault, key, simulated)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:

@@ -20,8 +20,10 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(cli, ["accept", *(str(word) for word in words)])
 
 
-def verdicts(fault: str, *words: object) -> tuple[int, dict[str, tuple[str, str]], dict[str, Any]]:
-    with endpoint(fault) as server:
+def verdicts(
+    fault: str, *words: object, simulated: bool = False
+) -> tuple[int, dict[str, tuple[str, str]], dict[str, Any]]:
+    with endpoint(fault, simulated=simulated) as server:
         result = run(server.url, "--json", *words)
     found = json.loads(result.stdout)
     return (
@@ -34,10 +36,11 @@ def verdicts(fault: str, *words: object) -> tuple[int, dict[str, tuple[str, str]
 def test_a_good_endpoint() -> None:
     code, checks, found = verdicts("")
     assert (code, found["go"], found["reasons"], found["model"]) == (0, True, [], "glm")
+    assert not found["simulated"]
     assert {verdict for verdict, _ in checks.values()} == {"pass"}
     assert set(checks) == {
         *("golden 1", "golden 2", "golden 3", "prose", "long prompt", "tool call"),
-        *("speed", "drafts"),
+        *("stream", "speed", "drafts"),
     }
     measured = found["measured"]
     assert measured["accepted_per_draft"] == 0.75
@@ -69,9 +72,9 @@ def test_text_for_people() -> None:
         ("no tools", "tool call", "no call but"),
         ("bad arguments", "tool call", "no JSON"),
         ("wrong tool", "tool call", "get_time"),
-        ("garbled stream", "speed", "rows of exclamation marks"),
-        ("early end", "speed", "64 tokens where 128"),
-        ("buffered", "speed", "buffering"),
+        ("garbled stream", "stream", "rows of exclamation marks"),
+        ("early end", "stream", "64 tokens where 128"),
+        ("buffered", "stream", "buffering"),
         ("bad drafts", "drafts", "0.05 of the drafts"),
     ],
 )
@@ -104,9 +107,53 @@ def test_a_plan_gives_the_limits(tmp_path: Path) -> None:
     code, checks, _ = verdicts("no drafts", "--plan", file)
     assert (code, checks["drafts"]) == (1, ("fail", "the server makes no drafts"))
     written(replace(made, predicted={}), tmp_path)
-    result = run("http://127.0.0.1:9", "--plan", file)
+    with endpoint() as server:
+        result = run(server.url, "--plan", file)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "predicts no ttft_ms" in result.stderr
+
+
+def test_a_simulated_endpoint(tmp_path: Path) -> None:
+    """Its model has questions of its own, and its speed is not compared with the plan's."""
+    file = written(replace(PLANS["mixed one node"], predicted={}), tmp_path)
+    code, checks, found = verdicts("slow", "--plan", file, simulated=True)
+    assert (code, found["go"], found["simulated"]) == (0, True, True)
+    assert set(checks) == {
+        *(f"golden {n}" for n in (1, 2, 3, 4)),
+        *("continued 1", "continued 2", "long prompt", "tool call", "stream", "speed", "drafts"),
+    }
+    skipped = {name for name, (verdict, _) in checks.items() if verdict != "pass"}
+    assert skipped == {"long prompt", "speed"}
+    assert "say nothing about the plan's NPUs; measured: TTFT" in checks["speed"][1]
+    with endpoint(simulated=True) as server:
+        assert "go (simulated on a CPU" in run(server.url, "--plan", file).stdout
+    # A limit that the user names counts.
+    code, checks, _ = verdicts("slow", "--tpot", "6", simulated=True)
+    assert (code, checks["speed"][0]) == (1, "fail")
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "words"),
+    [
+        ("garbled", "golden 1", "rows of exclamation marks"),
+        ("garbled", "continued 1", "rows of exclamation marks"),
+        ("wrong small", "golden 3", "where a new sorted list is right"),
+        ("repeating code", "continued 2", "times and more"),
+        ("wrong code", "continued 1", "' None' where self.items is right"),
+        ("empty", "golden 4", "nothing"),
+        ("no tools", "tool call", "no call but"),
+        ("garbled stream", "stream", "rows of exclamation marks"),
+        ("early end", "stream", "24 tokens where 48"),
+        ("bad drafts", "drafts", "0.05 of the drafts"),
+        ("no drafts", "drafts", "makes no drafts"),
+    ],
+)
+def test_faults_of_a_simulated_endpoint(fault: str, name: str, words: str, tmp_path: Path) -> None:
+    file = written(PLANS["mixed one node"], tmp_path)
+    code, checks, found = verdicts(fault, "--plan", file, simulated=True)
+    assert (code, found["go"]) == (1, False)
+    assert checks[name][0] == "fail"
+    assert words in checks[name][1]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +179,7 @@ def test_a_server_that_fails() -> None:
 
 def test_a_stream_that_breaks_off() -> None:
     code, checks, _ = verdicts("breaks off")
-    assert (code, checks["speed"][0]) == (1, "fail")
+    assert (code, checks["stream"][0]) == (1, "fail")
 
 
 def errors(code: int, *words: object) -> str:

@@ -83,7 +83,6 @@ def test_checkpoint_port_and_name(tmp_path: Path) -> None:
         ([], 2, "--node-rank"),
         (["--node-rank", "0", "--max-model-len", "5"], 1, "--max-model-len is given beside"),
         (["--node-rank", "0", "--port", "many"], 1, "out of range"),
-        (["--node-rank", "0", "--simulate"], 2, "--simulate is not offered"),
         (["--node-rank", "0", "--op-backend", "cpu"], 2, "--op-backend"),
         (["--node-rank", "0"], 5, "needs vllm-ascend and an NPU"),
     ],
