@@ -27,7 +27,7 @@ from glm5_ascend.errors import PreflightError, Unhealthy
 # Proxies of the site's network must not stand between the servers.
 FOREIGN = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _UNSET = f"unset {' '.join(FOREIGN)}\n"
-_POLL_S = 5.0
+_POLL_S = 2.0
 _GRACE_S = 10.0
 # Runs with nothing but Python's library. Arguments: seconds, number of the engine's process (0 for
 # none), the instances, --, the command.
