@@ -30,6 +30,8 @@ class PathType(click.Path):
 class Finite(click.FloatRange):
     """A range without NaN, which compares as within every range, and without absurd numbers."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse NaN, infinity and what exceeds ``_MOST``."""
         number = super().convert(value, param, ctx)
