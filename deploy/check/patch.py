@@ -119,14 +119,31 @@ def _origin(site: Site, name: str) -> tuple[int, int]:
 def write_with_backup(path: Path, text: str) -> Path:
     """Replace a file, keeping the old one beside it as ``.bak``; return the copy's path.
 
-    A link stays: what it leads to is replaced.
+    An earlier copy stays: the next one is ``.bak1`` and so on. A link stays: what it leads to is
+    replaced.
     """
     path = path.resolve()
-    backup = path.with_name(f"{path.name}.bak")
-    old = path.read_bytes()
-    _write(backup, old, path)
+    backup = _keep(path, path.read_bytes())
     _write(path, text.encode("utf-8"), path)
     return backup
+
+
+def _keep(path: Path, content: bytes) -> Path:
+    """Write the content to the first name that is free."""
+    for number in itertools.count():
+        backup = path.with_name(f"{path.name}.bak{number or ''}")
+        try:
+            with open(backup, "xb") as stream:
+                stream.write(content)
+                os.fsync(stream.fileno())
+        except FileExistsError:
+            continue
+        except BaseException:
+            backup.unlink(missing_ok=True)
+            raise
+        backup.chmod(path.stat().st_mode & 0o7777)
+        return backup
+    raise AssertionError("there is always another number")
 
 
 def _write(target: Path, content: bytes, like: Path) -> None:

@@ -16,6 +16,7 @@ from glm5_ascend.deploy.check.finding import Place
 from glm5_ascend.deploy.check.shell import Word, commands
 from glm5_ascend.deploy.check.sites import Site, script_sites, serve_index
 from glm5_ascend.errors import Glm5Error
+from glm5_ascend.yaml_file import PlainLoader
 
 _LINE = "__line__"
 _MOST_PARTS = 100_000
@@ -23,8 +24,8 @@ _VARIABLE = re.compile(r"\$\{?([A-Z_]+)\}?")
 _DEVICE = re.compile(r"/dev/davinci(\d+)")
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe loading that keeps the line of each mapping."""
+class _Loader(PlainLoader):
+    """Plain loading that keeps the line of each mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep=deep)
@@ -40,7 +41,7 @@ def yaml_sites(name: str, text: str, switches: Collection[str]) -> Iterator[Site
     """
     try:
         loaded = list(yaml.load_all(text, _Loader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         problem = getattr(error, "problem", None) or "no YAML"

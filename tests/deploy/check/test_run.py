@@ -75,6 +75,19 @@ def test_fix_prints_a_command_that_passes(script: Path) -> None:
     assert script.read_text() == BAD
 
 
+def test_in_place_keeps_earlier_copies(script: Path) -> None:
+    first = script.with_name("serve.sh.bak")
+    first.write_text("mine\n")
+    assert run(str(script), "--in-place").exit_code == 0
+    assert first.read_text() == "mine\n"
+    assert script.with_name("serve.sh.bak1").read_text() == BAD
+    assert stat.S_IMODE(script.with_name("serve.sh.bak1").stat().st_mode) == 0o750
+    script.write_text(BAD)
+    done = run(str(script), "--in-place")
+    assert script.with_name("serve.sh.bak2").read_text() == BAD
+    assert "serve.sh.bak2" in done.stderr
+
+
 def test_in_place_changes_only_what_is_wrong(script: Path) -> None:
     assert run(str(script), "--in-place").exit_code == 0
     new = script.read_text()
@@ -181,6 +194,11 @@ HOSTILE = {
     "long": ("#" * (1 << 20) + "\nvllm serve m\n", "larger than 1024 KiB"),
     "deep YAML": ("---\n" + "[" * 50_000, "cannot be read"),
     "no date": ("---\na: 2026-99-99\n", "cannot be read"),
+    "no number": ("---\na: 0b_\n", "cannot be read"),
+    "no integer": ("---\na: !!int ''\n", "cannot be read"),
+    "no bool": ("---\na: !!bool 3\n", "cannot be read"),
+    "no timestamp": ("---\na: !!timestamp x\n", "cannot be read"),
+    "Python tag": ("---\na: !!python/name:os.system\n", "cannot be read"),
     "YAML in itself": ("---\na: &a [*a]\n", "100,000 parts"),
     "YAML of aliases": (
         "---\na: &a [x, x, x, x, x, x, x, x]\n"
