@@ -17,6 +17,7 @@ KV_CACHE_BYTES = 256 << 20
 # Environment of the CPU engine; a variable that the user has set is left alone.
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # two spinning threads on a busy machine are far slower than one
+    "OMP_WAIT_POLICY": "passive",  # of more threads the idle ones would spin on a core each
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "THP_MEM_ALLOC_ENABLE": "1",  # weights and caches in large pages: fewer misses of the TLB
     "VLLM_LOGGING_LEVEL": "WARNING",

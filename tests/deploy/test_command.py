@@ -33,6 +33,7 @@ def test_cpu_launch_as_text() -> None:
     assert launch.render().replace(sys.executable, "PYTHON") == (
         "env \\\n"
         "  OMP_NUM_THREADS=1 \\\n"
+        "  OMP_WAIT_POLICY=passive \\\n"
         "  VLLM_CPU_OMP_THREADS_BIND=nobind \\\n"
         "  THP_MEM_ALLOC_ENABLE=1 \\\n"
         "  VLLM_LOGGING_LEVEL=WARNING \\\n"

@@ -61,6 +61,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(checkpoint: Path) -> None:
     assert out.replace(sys.executable, "PYTHON").replace(str(checkpoint), "MODEL") == (
         "env \\\n"
         "  OMP_NUM_THREADS=1 \\\n"
+        "  OMP_WAIT_POLICY=passive \\\n"
         "  VLLM_CPU_OMP_THREADS_BIND=nobind \\\n"
         "  THP_MEM_ALLOC_ENABLE=1 \\\n"
         "  VLLM_LOGGING_LEVEL=WARNING \\\n"
