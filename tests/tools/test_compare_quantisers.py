@@ -188,6 +188,13 @@ def test_shared_layers_get_the_indexer_that_they_share(tmp_path: Path) -> None:
     assert all(torch.equal(made[name], tensor) for name, tensor in original.items())
 
 
+def test_the_index_names_the_copies(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "source")
+    made = with_all_indexers(source, tmp_path / "all")
+    index = json.loads((made / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(load_file(made / "model.safetensors"))
+
+
 def test_every_peer_lists_its_patches_in_the_readme() -> None:
     text = (Path(inside_patches.__code__.co_filename).parent / "README.md").read_text()
     for peer in PEERS.values():

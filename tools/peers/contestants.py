@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -142,6 +143,7 @@ def _run(command: Sequence[str], log: Path) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-        raise Skipped(f"exit code {process.returncode}: {lines[-1][:200]}")
+        told = [line for line in lines if re.match(r"[\w.]*Error\b", line)] or lines
+        raise Skipped(f"exit code {process.returncode}: {told[0][:200]}")
     cpu = usage.ru_utime + usage.ru_stime
     return Cost(round(time.monotonic() - started, 1), round(cpu, 1), usage.ru_maxrss << 10)

@@ -68,9 +68,9 @@ def with_all_indexers(source: Path, target: Path) -> Path:
         copies = {n.replace(old, new): t.clone() for n, t in tensors.items() if n.startswith(old)}
         tensors |= copies if last != layer else {}
     save_file(tensors, target / _FILE, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, _FILE)}
-    (target / f"{_FILE}.index.json").write_text(json.dumps(index))
     for file in source.iterdir():
         if file.suffix in (".json", ".jinja"):
             shutil.copy(file, target)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, _FILE)}
+    (target / f"{_FILE}.index.json").write_text(json.dumps(index))
     return target
