@@ -17,12 +17,14 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.quant.scheme import Scheme
 
-RoundingName = Literal["search", "gptq", "nearest"]
+RoundingName = Literal["search", "gptq", "descent", "nearest"]
 DtypeName = Literal["bfloat16", "float32"]
 MtpName = Literal["w8", "float", "rules"]
 KvName = Literal["none", "c8"]
 FormatName = Literal["ascend", "compressed-tensors"]
 SmoothingName = Literal["flex", "awq"]
+# Roundings that need the second moments of a module's input.
+CALIBRATED: tuple[RoundingName, ...] = ("gptq", "descent")
 
 STORED_DTYPE: dict[DtypeName, str] = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -58,7 +60,8 @@ class Rule:
             dots.
         scheme: how they are stored.
         rounding: ``search`` (scales of least squared error, from weights alone), ``gptq`` (with
-            the statistics of a calibration) or ``nearest`` (scale of the extreme value).
+            the statistics of a calibration), ``descent`` (GPTQ, then every code once more; three
+            times the products) or ``nearest`` (scale of the extreme value).
     """
 
     modules: tuple[str, ...]
@@ -134,7 +137,7 @@ class Recipe:
         return (
             bool(self.smoothing)
             or Scheme.W8A8 in self.schemes
-            or any(rule.rounding == "gptq" for rule in self.rules)
+            or any(rule.rounding in CALIBRATED for rule in self.rules)
         )
 
     def as_dict(self) -> dict[str, object]:

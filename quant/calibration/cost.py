@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe import Action, Step
+from glm5_ascend.quant.recipe_rules import CALIBRATED
 from glm5_ascend.quant.scheme import Scheme
 
 # Processor time of a calibration over that of its products alone, each at the rate of a large
@@ -51,7 +52,8 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
 
     The model runs once, layer by layer. Modules that GPTQ rounds also take the second moments of
     their input (r k^2 for r rows of width k, shared by modules that read the same input), their
-    Cholesky factor (k^3 / 3, in float64) and the sequential rounding (n k^2 for n outputs).
+    Cholesky factor (k^3 / 3, in float64) and the sequential rounding (n k^2 for n outputs);
+    the rounding ``descent`` takes two products with the moments more.
 
     Args:
         config: of the model.
@@ -73,8 +75,10 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
         piece = "expert forward" if _is_expert(step) else "layers"
         kind = "f32" if step.scheme is Scheme.FLOAT else "int8"
         found[piece, kind] += 2 * rows * outputs * width
-        if step.scheme is not Scheme.FLOAT and step.rounding == "gptq":
+        if step.scheme is not Scheme.FLOAT and step.rounding in CALIBRATED:
             found["gptq", "f32"] += float(outputs) * width * width
+            if step.rounding == "descent":
+                found["descent", "f32"] += 4.0 * outputs * width * width
             parent = step.name.rsplit(".", 2)[0]
             inputs[parent, width] = rows
     for (_, width), rows in inputs.items():
