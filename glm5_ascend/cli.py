@@ -16,7 +16,7 @@ from glm5_ascend import __version__, console
 from glm5_ascend.cli_base import DIRECTORY, Finite, Glm5Group
 from glm5_ascend.cli_check import check, doctor
 from glm5_ascend.cli_deploy import accept, fit, plan, render
-from glm5_ascend.cli_endpoint import endpoint
+from glm5_ascend.cli_endpoint import bundle, endpoint
 from glm5_ascend.cli_eval import evaluate
 from glm5_ascend.cli_quant import quantize
 from glm5_ascend.cli_sensitivity import sensitivity
@@ -59,6 +59,7 @@ cli.add_command(plan)
 cli.add_command(render)
 cli.add_command(accept)
 cli.add_command(endpoint)
+cli.add_command(bundle)
 
 
 cli.add_command(inspect)

@@ -84,3 +84,68 @@ def endpoint(as_json: bool, **options: Any) -> int:
     written = run(EndpointOptions(gate=gate, **options))
     console.emit(written.as_dict(), written.as_text(), as_json=as_json)
     return int(ExitCode.DONE)
+
+
+@click.command(cls=Glm5Command, short_help="Collect what a site without network needs.")
+@click.argument("plan", metavar="[PLAN]", required=False, type=DIRECTORY)
+@click.option("--out", type=DIRECTORY, metavar="DIR|FILE.tar", help="What to write.")
+@click.option("--verify", type=DIRECTORY, metavar="DIR|FILE.tar", help="Check a bundle's files.")
+@click.option(
+    "--format",
+    type=click.Choice(["bash", "docker", "compose", "k8s"]),
+    default="docker",
+    show_default=True,
+    help="Of the scripts, as for render.",
+)
+@click.option("--checkpoint", metavar="DIR", help="On the servers.  [default: /models/MODEL-QUANT]")
+@click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
+@click.option("--nic", metavar="NAME", help="Interface of these addresses.")
+@click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
+@click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
+@click.option("--wheels/--no-wheels", default=False, help="Fetch glm5-ascend and its needs by pip.")
+@click.option("--images/--no-images", default=False, help="Pull and save images by docker.")
+@click.option("--python", default="3.11", show_default=True, help="The servers' Python.")
+@click.option(
+    "--arch",
+    type=click.Choice(["aarch64", "x86_64"]),
+    default="aarch64",
+    show_default=True,
+    help="The servers' machine.",
+)
+@click.option(
+    "--project",
+    type=DIRECTORY,
+    metavar="DIR|WHEEL",
+    help="Source or wheel of glm5-ascend.  [default: where it was installed from]",
+)
+@click.option("--dry-run", is_flag=True, help="List what there would be; nothing is kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def bundle(as_json: bool, **options: Any) -> int:
+    """Collect what a plan needs on a site without network: scripts, images, wheels, sums.
+
+    Images are named in images.txt, and save-images.sh pulls and saves them, here with --images or
+    later elsewhere. install.sh checks every file against SHA256SUMS, refuses what is not listed,
+    and installs without network; --verify checks without installing. Interrupted, the same command
+    goes on.
+
+    \b
+    Example:
+      glm5-ascend bundle plan.yaml --hosts 10.0.0.1,10.0.0.2 --nic eth0 --wheels --out site.tar
+    """
+    from glm5_ascend.deploy.bundle.command import BundleOptions, verify
+    from glm5_ascend.deploy.bundle.command import bundle as run
+
+    source = options.pop("verify")
+    if (source is None) == (options["plan"] is None):
+        raise click.UsageError("give either PLAN or --verify")
+    if source is not None:
+        if options["out"] is not None or options["dry_run"]:
+            raise click.UsageError("--verify writes nothing: leave out --out and --dry-run")
+        found = verify(source)
+        console.emit(found.as_dict(), found.as_text(), as_json=as_json)
+        return int(found.exit_code)
+    if options["out"] is None and not options["dry_run"]:
+        raise click.UsageError("give --out DIR|FILE.tar, or --dry-run")
+    made = run(BundleOptions(**options))
+    console.emit(made.as_dict(), made.as_text(), as_json=as_json)
+    return int(ExitCode.DONE)

@@ -35,6 +35,7 @@ def loaded_by(code: str, watched: set[str]) -> set[str]:
         "glm5_ascend.deploy.serve",
         "glm5_ascend.deploy.planner.command",
         "glm5_ascend.deploy.accept.command",
+        "glm5_ascend.deploy.bundle.command",
         "glm5_ascend.deploy.endpoint.command",
         "glm5_ascend.deploy.render.command",
         "glm5_ascend.deploy.check.run",

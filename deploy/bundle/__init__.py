@@ -1,0 +1,1 @@
+"""Everything that a site without network needs to run a plan, in one folder or archive."""
