@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,37 +14,13 @@ from glm5_ascend.deploy.render.nodes import Node, nodes
 from glm5_ascend.deploy.render.place import Place, is_split
 from glm5_ascend.deploy.simulate import MARK
 from glm5_ascend.deploy.simulate.clip import clip, describe
+from glm5_ascend.deploy.simulate.losses import REASONS, variables, without
 from glm5_ascend.files import DESCRIPTION_FILE
 
-# Flags that have no meaning here, by the reason why.
-_DROPPED = {
-    "every rank is on this machine": (
-        *("--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-rank"),
-        *("--data-parallel-address", "--data-parallel-rpc-port", "--data-parallel-hybrid-lb"),
-        *("--data-parallel-external-lb", "--nnodes", "--node-rank", "--master-addr"),
-        *("--master-port", "--headless", "--distributed-executor-backend"),
-    ),
-    "the CPU engine has no pipelines": ("--pipeline-parallel-size",),
-    "the CPU engine has no context parallelism": (
-        *("--decode-context-parallel-size", "--prefill-context-parallel-size"),
-        *("--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size"),
-    ),
-    "the CPU engine does not balance experts": ("--enable-eplb", "--eplb-config"),
-    "no cache is sent between engines here": ("--kv-transfer-config",),
-    "only vllm-ascend reads it": ("--additional-config",),
-    "there is no memory of a device; the cache has 256 MiB": ("--gpu-memory-utilization",),
-    "the CPU engine captures no graphs": (
-        *("--compilation-config", "--cudagraph-capture-sizes", "--no-enforce-eager"),
-    ),
-    "the CPU engine does not schedule ahead": ("--async-scheduling",),
-    "the CPU engine keeps caches in the model's type": ("--kv-cache-dtype", "--attention-config"),
-    "the model that stands in has an indexer schedule of its own": ("--hf-overrides",),
-}
+_SIZES = ("--tensor-parallel-size", "--data-parallel-size")
+_LARGER = ("--max-model-len", "--max-num-batched-tokens")
 _SPLIT = ("prefill", "decode")
-_REASONS = {flag: reason for reason, flags in _DROPPED.items() for flag in flags}
-_PORTABLE = "VLLM_"
-_NOT_PORTABLE = ("VLLM_ASCEND_", "VLLM_MOONCAKE_", "VLLM_ENGINE_READY_TIMEOUT_S")
-_NO_NPU = ("HCCL_", "ASCEND_", "PYTORCH_NPU_", "TASK_QUEUE_", "VLLM_ASCEND_", "ACL_", "NPU_")
+_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +62,12 @@ def translate(plan: Plan, place: Place, model: Path, quantised: bool) -> Transla
         command = _merged(command, next(n.command for n in heads if n.role == "prefill"), notes)
     experts = command.switch("--enable-expert-parallel")
     clipped = clip(role.group, config, experts)
-    command = _without(command, _REASONS, notes)
+    command = without(command, REASONS, notes)
     command = _model_flags(command, config, model, quantised, notes)
     command = _sized(command, clipped, place, config, notes)
-    environ = _variables(chosen.command.env, notes)
+    environ = variables(command.env, notes)
     if clipped.tp == 1:
-        # The one worker of a rank runs in the process of its engine: half the processes to start.
-        environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        environ |= _ONE_PROCESS
     layout = _layout(plan, role, clipped, experts)
     flags = tuple(tuple(option.words) for option in command.options)
     return Translation(flags, environ, layout, tuple(notes), clipped)
@@ -122,33 +96,36 @@ def _instance(plan: Plan, heads: list[Node]) -> tuple[Node, list[str]]:
 
 
 def _merged(decode: ServeCommand, prefill: ServeCommand, notes: list[str]) -> ServeCommand:
-    """The command of an engine that does both: decode's, with the larger of the sizes."""
+    """The command of an engine that does both: decode's, with the larger of the sizes.
+
+    Variables that only prefill sets are taken over; its flags that differ are noted.
+    """
     merged = decode
-    for name in ("--max-model-len", "--max-num-batched-tokens"):
-        sizes = (decode.whole(name, 0), prefill.whole(name, 0))
-        if max(sizes) and sizes[0] != max(sizes):
-            merged = merged.with_flag(name, max(sizes))
-            notes.append(f"changed: {name} {sizes[0]} -> {sizes[1]}, prefill's")
-    ours = {option.name: option.words for option in merged.options}
-    same = (*_REASONS, "--tensor-parallel-size", "--data-parallel-size", "--max-model-len")
-    own = [
+    for name in _LARGER:
+        own, other = decode.whole(name, 0), prefill.whole(name, 0)
+        if other > own:
+            merged = merged.with_flag(name, other)
+            notes.append(f"changed: {name} {own} -> {other}, prefill's")
+    known = [option.words for option in decode.options]
+    lost = [
         " ".join(option.words)
         for option in prefill.options
-        if option.name not in same and ours.get(option.name) != option.words
-        if option.name != "--max-num-batched-tokens"
+        if option.name not in (*_LARGER, *_SIZES) and option.words not in known
     ]
-    if own:
-        notes.append(f"dropped: {', '.join(own)} of prefill (decode's flags count)")
+    for name, value in prefill.env.items():
+        if name not in merged.env:
+            merged = merged.with_env(name, value)
+        elif merged.env[name] != value:
+            lost.append(f"{name}={value}")
+    if lost:
+        notes.append(f"dropped: {', '.join(lost)} of prefill (decode's count)")
     return merged
 
 
 def _sized(
     command: ServeCommand, clipped: Group, place: Place, config: Glm5Config, notes: list[str]
 ) -> ServeCommand:
-    for name, size in (
-        ("--tensor-parallel-size", clipped.tp),
-        ("--data-parallel-size", clipped.dp),
-    ):
+    for name, size in zip(_SIZES, (clipped.tp, clipped.dp), strict=True):
         command = command.with_flag(name, None if size == 1 else size)
     longest = command.whole("--max-model-len", config.max_position_embeddings)
     if longest > config.max_position_embeddings:
@@ -168,6 +145,10 @@ def _sized(
         notes.append("added: --api-server-count 1, where vLLM starts one per DP rank")
     if clipped.tp == 1:
         command = command.with_flag("--distributed-executor-backend", "uni")
+        notes.append(
+            "added: --distributed-executor-backend uni, VLLM_ENABLE_V1_MULTIPROCESSING=0: "
+            "a rank is one process, where vLLM starts two"
+        )
     return command
 
 
@@ -181,32 +162,4 @@ def _model_flags(
         reasons["--quantization"] = f"{model} is not quantised"
     if not config.num_nextn_predict_layers:
         reasons["--speculative-config"] = f"{model} has no layer for drafts"
-    return _without(command, reasons, notes)
-
-
-def _without(command: ServeCommand, reasons: Mapping[str, str], notes: list[str]) -> ServeCommand:
-    lost: dict[str, list[str]] = {}
-    for option in command.options:
-        if option.name in reasons:
-            lost.setdefault(reasons[option.name], []).append(" ".join(option.words))
-    notes += [f"dropped: {', '.join(flags)} ({reason})" for reason, flags in lost.items()]
-    return command.without(*reasons)
-
-
-def _variables(env: Mapping[str, str], notes: list[str]) -> dict[str, str]:
-    kept: dict[str, str] = {}
-    lost: dict[str, list[str]] = {}
-    for name, value in env.items():
-        if name.startswith(_PORTABLE) and not name.startswith(_NOT_PORTABLE):
-            kept[name] = os.environ.get(name, value)
-            continue
-        reason = "a setting of the plan's servers"
-        if name.startswith(_NO_NPU):
-            reason = "no NPU is involved"
-        elif name.endswith("_SOCKET_IFNAME"):
-            reason = "every rank is on this machine"
-        lost.setdefault(reason, []).append(f"{name}={value}")
-    notes += [f"dropped: {', '.join(names)} ({reason})" for reason, names in lost.items()]
-    if kept:
-        notes.append(f"kept: {', '.join(f'{name}={value}' for name, value in kept.items())}")
-    return kept
+    return without(command, reasons, notes)

@@ -119,6 +119,22 @@ def test_a_split_plan_is_one_engine(tmp_path: Path) -> None:
     )
     assert any(line.startswith("merged: prefill and decode are one engine") for line in lines)
     assert "changed: --max-num-batched-tokens 64 -> 4096, prefill's" in lines
+    (lost,) = (line for line in lines if line.endswith(" of prefill (decode's count)"))
+    assert "--enforce-eager, " in lost
+    assert '"kv_role":"kv_producer"' in lost
+    assert "HCCL_BUFFSIZE=1700" in lost
+    assert "--tensor-parallel-size" not in lost
+
+
+def test_variables_of_prefill_alone_are_kept(tmp_path: Path) -> None:
+    made = PLANS["split"]
+    prefill, decode = made.roles
+    more = {**prefill.env, "VLLM_MINE": "1"}
+    (_, serve), lines = simulated(
+        replace(made, roles=(replace(prefill, env=more), decode)), tmp_path
+    )
+    assert "VLLM_MINE=1" in serve
+    assert "kept: VLLM_MINE=1" in lines
 
 
 def test_one_worker_per_rank_runs_in_its_engine(tmp_path: Path) -> None:
