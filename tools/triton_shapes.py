@@ -1,4 +1,4 @@
-"""What ``tools/compile_triton.py`` compiles: a shape, and those of the small operators and mlapo."""
+"""What ``tools/compile_triton.py`` compiles of mlapo and the small operators."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def _heads() -> Iterator[Shape]:
     for model, (_, _, _, nope) in _MODELS.items():
         for tiles in TABLE[2]:
             yield Shape(
-                f"mlapo heads, {model}, {tiles.columns} x {tiles.tokens}", heads, {**_MLAPO, "w": "*bf16"},
+                f"mlapo heads, {model}, {tiles.columns} x {tiles.tokens}", heads,
+                {**_MLAPO, "w": "*bf16"},
                 {"w_col": 1, "D": nope, "L": 512, "R": 64, "RP": 64, "BM": tiles.latents,
                  "BT": tiles.tokens, "BK": tiles.nope, "PDL": tiles.overlap, "INTERPRET": False},
                 tiles.warps, tiles.stages, "HGMMA",

@@ -197,10 +197,10 @@ def latents(
     down, width, scale_q, scale_kv, bias_q, bias_kv, x_scale, gamma_q, gamma_kv, eps_q,
     eps_kv, cos, cos_row, sin, sin_row, slots, kv, kv_row, kr, kr_row, latent, codes, scales,
     point, offset, tokens,
-    PARTS: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, R: tl.constexpr,
-    RP: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-    QUANTISE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
-    PDL: tl.constexpr, INTERPRET: tl.constexpr,
+    PARTS: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, QUANTISE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+    DTYPE: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Of one token: the normed q latent (axis 1 at 0), or its cache rows (at 1).
 
@@ -299,7 +299,7 @@ def norm(
 ):
     """RMS norm of F32 x, rounded to DTYPE before and after gamma; of F32 in F64, rounded once."""
     gain = tl.load(gamma + column, mask=some, other=0.0)
-    if DTYPE == tl.float32:
+    if gamma.dtype.element_ty == tl.float32:
         wide = x.to(tl.float64)
         mean = tl.sum(wide * wide, 0) / WIDTH
         return (wide * (1.0 / tl.sqrt(mean + eps)) * gain.to(tl.float64)).to(tl.float32)

@@ -44,6 +44,7 @@ def result_of(case: Case) -> str:
     with np.errstate(invalid="ignore"):
         result = run_one(case, case.problem(), "triton", public("triton"))
     assert not result.declined
+    assert result.error is None
     return result.figures.problem
 
 
