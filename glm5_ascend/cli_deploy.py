@@ -122,6 +122,8 @@ def plan(as_json: bool, **options: Any) -> int:
 
     planned = run(PlanOptions(**options))
     console.emit(planned.as_dict(), planned.as_text(), as_json=as_json)
+    if planned.trouble is not None:
+        console.report_lines(*planned.trouble)
     return int(planned.exit_code)
 
 
@@ -173,6 +175,8 @@ def render(as_json: bool, **options: Any) -> int:
     rendered = run(RenderOptions(**options))
     for text in rendered.lost:
         console.note(f"not kept: {text}")
+    for text in rendered.unused:
+        console.note(f"warning: {text}")
     console.emit(rendered.as_dict(), rendered.as_text(), as_json=as_json)
     return int(ExitCode.DONE)
 

@@ -1,4 +1,4 @@
-"""Fit the planner's twelve numbers to the calibration list, and write them.
+"""Fit the planner's numbers to the calibration list, and write them.
 
     python -m tools.calibrate_planner [--check] [--leave-out SOURCE]
 

@@ -30,7 +30,6 @@ class Settings:
         buffsize: ``HCCL_BUFFSIZE``, MiB.
         graph: graphs are captured (no ``--enforce-eager``).
         captured: tokens of the largest captured step of a rank; 0 where every decode step is.
-        overlapped: scheduling is asynchronous, the host works while the device does.
         block: tokens of a cache block.
         redundant: additional experts of EPLB, all dies together.
         release: of vllm-ascend.
@@ -54,7 +53,6 @@ class Settings:
     buffsize: int = 200
     graph: bool = True
     captured: int = 0
-    overlapped: bool = True
     block: int = 128
     redundant: int = 0
     release: Release = field(default=NEWEST)

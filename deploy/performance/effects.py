@@ -11,8 +11,9 @@ from glm5_ascend.deploy.catalogue import model, skus
 from glm5_ascend.deploy.layout import Group
 from glm5_ascend.deploy.memory import Settings
 from glm5_ascend.deploy.performance.engine import Traffic
+from glm5_ascend.deploy.performance.measured import measurements
 from glm5_ascend.deploy.performance.parameters import Parameters
-from glm5_ascend.deploy.performance.scenario import Deployment, run
+from glm5_ascend.deploy.performance.scenario import Deployment, pool_seconds, run
 from glm5_ascend.deploy.performance.simulate import Load, Run
 from glm5_ascend.deploy.performance.step import StepModel
 from glm5_ascend.deploy.performance.work import work_of
@@ -32,8 +33,6 @@ class Effect:
 
 # Published as well, and not modelled.
 NOT_MODELLED = {
-    "KV offload, step +29 to +41 % for twice the sequences": "hits of the device's pool of latents"
-    " are not published, so the traffic from the host is not known",
     "balance scheduling, +18 %": "a scheduler's choice of ranks; the model queues at the shortest",
     "MLAPO, +19 %": "before it the run was short of memory, which no step time describes",
     "shared expert on a second stream, EPLB, mix placement, DyntraLB": "1 to 7 %, below the model's"
@@ -80,21 +79,50 @@ def _drafts(parameters: Parameters) -> float:
 
 
 def _prefix(share: float) -> Ratio:
-    """R1 prefill over EP 32 of two prompts of 4096 a die: prompts per second, cached over fresh."""
+    """R1 prefill on 32 dies, two prompts of 4096 a die: prompts per second, cached over fresh.
+
+    A service: routing is uneven and layers are launched one by one. Attention is split over heads
+    on all 32 dies (SP-TP-SP of 32), so each reads the latents of every cached token from the pool.
+    """
 
     def ratio(parameters: Parameters) -> float:
         settings = Settings(model("deepseek-r1"), skus()["cm384"], Group(32, 1), draft_tokens=0)
-        bare = StepModel(work_of(settings), parameters, kernels=True, overlap=True)
+        service = StepModel(work_of(settings), parameters, graph=False, overlap=True)
         none = np.zeros(32)
 
         def seconds(cached: float) -> float:
             fresh = 4096 * (1 - cached)
             chunk, keys = np.full(32, 2 * fresh), np.full(32, 4096 - fresh / 2)
-            return bare.seconds(none, none, chunk, keys)
+            read = pool_seconds(settings, 32 * 2 * 4096 * cached, parameters)
+            return service.seconds(none, none, chunk, keys) + read
 
         return seconds(0.0) / seconds(share)
 
     return ratio
+
+
+def _offload(hits: float) -> Ratio:
+    """GLM-5.2 decode at 64K on 32 dies: a step of four sequences a die, latents on the host, over
+    one of two, latents on the die."""
+
+    def ratio(parameters: Parameters) -> float:
+        settings = Settings(model("glm-5.2"), skus()["a3-752t"], Group(32, 1), role="decode")
+        none, context = np.zeros(32), np.full(32, 65536.0)
+        steps = [
+            StepModel(work_of(settings), parameters, kernels=True, hits=found).seconds(
+                np.full(32, seqs), context, none, none
+            )
+            for seqs, found in ((4.0, hits), (2.0, 1.0))
+        ]
+        return steps[0] / steps[1]
+
+    return ratio
+
+
+def _cached(parameters: Parameters) -> float:
+    """R1 on 16 dies under vLLM: rows X04 and X03, prompts per second with a prefix and without."""
+    rates = [measurements()[name].predict(parameters)["tokens_per_s"] for name in ("X04", "X03")]
+    return rates[0] / rates[1]
 
 
 def _overlap(parameters: Parameters) -> float:
@@ -110,6 +138,8 @@ def _overlap(parameters: Parameters) -> float:
     return times[0] / times[1]
 
 
+_OFFLOAD = "cann-recipes-infer, GLM-5.2 offload guide"
+_CI = "vllm-ascend CI, Prefix-Cache-DeepSeek-R1"
 EFFECTS = (
     Effect(
         "IndexCache, TTFT of one request",
@@ -137,6 +167,9 @@ EFFECTS = (
     ),
     Effect("three drafts, TPOT", 23.36 / 41.67, "vllm-ascend PR #4805", _drafts),
     Effect("two micro-batches, prefill time", 2512 / 3128, "cann-recipes-infer", _overlap),
-    Effect("prefix of 50 %, prompts/s", 1.42, "arXiv 2506.12708", _prefix(0.5)),
-    Effect("prefix of 90 %, prompts/s", 2.28, "arXiv 2506.12708", _prefix(0.9)),
+    Effect("prefix of 50 % in a pool, prompts/s", 1.42, "arXiv 2506.12708", _prefix(0.5)),
+    Effect("prefix of 90 % in a pool, prompts/s", 2.28, "arXiv 2506.12708", _prefix(0.9)),
+    Effect("KV offload, 8K tokens on the die: step", 100.55 / 71.21, _OFFLOAD, _offload(0.85)),
+    Effect("KV offload, 16K tokens on the die: step", 92.03 / 71.21, _OFFLOAD, _offload(0.9)),
+    Effect("prefix of 75 % on the die, prompts/s", 8.6154 / 3.4877, _CI, _cached),
 )

@@ -72,7 +72,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Engine:
-    """The state of one instance; ``role`` is ``mixed``, ``prefill`` or ``decode``."""
+    """The state of one instance; ``role`` is ``mixed``, ``prefill`` or ``decode``.
+
+    Attributes:
+        held: requests of all ranks, waiting ones included.
+    """
 
     model: StepModel
     limits: Limits
@@ -80,6 +84,7 @@ class Engine:
     role: str
     at: float = math.inf
     steps: int = 0
+    held: int = 0
     load: list[int] = field(init=False)
     waiting: list[deque[Request]] = field(init=False)
     filling: list[deque[Request]] = field(init=False)
@@ -121,6 +126,7 @@ class Engine:
         request.left = max(self.traffic.prompt - known, 1)
         self.warm[request.rank] = True
         self.load[request.rank] += 1
+        self.held += 1
         self.waiting[request.rank].append(request)
         if self.at == math.inf:
             self.at = now
@@ -201,12 +207,16 @@ class Engine:
                 keys[rank] = weighted / chunk[rank]
         return done
 
+    def _release(self, request: Request) -> None:
+        self.load[request.rank] -= 1
+        self.held -= 1
+
     def _finish(self, filled: list[Request]) -> list[Request]:
         done: list[Request] = []
         for request in filled:
             if self.role == "prefill":
                 self.room[request.rank] += self._need
-                self.load[request.rank] -= 1
+                self._release(request)
                 done.append(request)
             else:
                 request.first = self.at
@@ -219,7 +229,7 @@ class Engine:
                 self.traffic.prompt + self.traffic.output, float(self.tokens[rank])
             )
             self.room[rank] += self._need
-            self.load[rank] -= 1
+            self._release(request)
             request.finished = self.at
             done.append(request)
         return done

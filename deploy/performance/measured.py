@@ -105,7 +105,8 @@ class Measurement:
     def _step(self, parameters: Parameters) -> float:
         settings = self.settings(Group.parse(str(self.values["layout"])), {})
         overlap = bool(self.values.get("overlap"))
-        bare = StepModel(work_of(settings), parameters, kernels=True, overlap=overlap)
+        hits = float(self.values.get("hits", 1.0))
+        bare = StepModel(work_of(settings), parameters, kernels=True, overlap=overlap, hits=hits)
         ranks = settings.group.dp
         none, context = np.zeros(ranks), float(self.values["context"])
         if self.kind == "prefill":

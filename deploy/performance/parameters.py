@@ -15,7 +15,7 @@ FILE = Path(__file__).parent / "parameters.toml"
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Twelve numbers; shares are of the die's published peak.
+    """Eleven numbers; shares are of the die's published peak.
 
     Attributes:
         gemm: share of the matrix peak that a large product reaches.
@@ -29,7 +29,6 @@ class Parameters:
         eager_us: what a layer takes more outside of a graph, as each draft does.
         host_ms: host work between two steps, milliseconds.
         sequence_ms: host work for each sequence of a rank.
-        sync_ms: what is added where scheduling is not asynchronous.
     """
 
     gemm: float
@@ -43,7 +42,6 @@ class Parameters:
     eager_us: float
     host_ms: float
     sequence_ms: float
-    sync_ms: float
 
 
 # From what hardware and the sources of deploy/README.md make possible, set before the fit.
@@ -59,7 +57,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eager_us": (0.0, 4000.0),
     "host_ms": (0.5, 25.0),
     "sequence_ms": (0.0, 2.0),
-    "sync_ms": (0.0, 60.0),
 }
 
 # Not fitted. Tokens of the busiest die over the mean where routing is not forced to be even:
@@ -68,6 +65,18 @@ IMBALANCE = 6688 / 5655
 # Not fitted. Latency of dispatch and combine of one layer, microseconds: the floor of kernels over
 # all cores that vllm-ascend's authors report. The operators of the list hold it in place.
 MOE_US = 106.0
+# Not fitted. GB/s that one die reads from the memory of hosts: a server's four CPUs have 160 GB/s
+# of the unified bus each (arXiv 2506.12708) and feed its 16 dies. Unpublished for other families.
+HOST_GBS = {"A3": 4 * 160 / 16}
+# Not fitted. Bytes a cube core writes out in one cycle: 70 GiB/s at 1.85 GHz, the measured per-core
+# rate of PTO's cost model. The BF16 indexer writes a score of every head as F32.
+OUT_BYTES = 70 * 2**30 / 1.85e9
+# Not fitted. Cycles of a vector core to select from one key: 4.36 steps of a full merge sort, two
+# elements a cycle (structure of the published kernel, instruction rates of CANN's guide).
+SORT_CYCLES = 4.36 / 2
+# BF16 operations of a cube core in one cycle; a die's peak is this times cores times clock. Two
+# vector cores stand beside each cube core.
+CUBE_FLOPS = 8192
 
 
 def names() -> tuple[str, ...]:

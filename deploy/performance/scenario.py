@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from glm5_ascend.deploy.memory import Settings, bill
 from glm5_ascend.deploy.memory.cache import token_bytes
 from glm5_ascend.deploy.performance.engine import Engine, Limits, Traffic
-from glm5_ascend.deploy.performance.parameters import Parameters
+from glm5_ascend.deploy.performance.parameters import HOST_GBS, Parameters
 from glm5_ascend.deploy.performance.simulate import Load, Run, simulate
 from glm5_ascend.deploy.performance.step import StepModel
 from glm5_ascend.deploy.performance.work import work_of
@@ -36,7 +36,6 @@ class Deployment:
                 parameters,
                 group.graph,
                 group.captured,
-                group.overlapped,
             )
             for group in groups
         ]
@@ -53,6 +52,15 @@ def transfer_seconds(deployment: Deployment, prompt: int, parameters: Parameters
         return 0.0
     moved = prompt * float(token_bytes(deployment.second))
     return moved / (deployment.second.sku.inter.gbs * 1e9 * parameters.link)
+
+
+def pool_seconds(settings: Settings, tokens: float, parameters: Parameters) -> float:
+    """Seconds in which every die reads ``tokens`` cached tokens from a pool in the hosts' memory.
+
+    Latents are not split over TP: a die reads those of every prompt whose heads it computes.
+    """
+    host = HOST_GBS[settings.sku.chip]
+    return tokens * float(token_bytes(settings)) / (host * 1e9 * parameters.link)
 
 
 def run(deployment: Deployment, traffic: Traffic, load: Load, parameters: Parameters) -> Run | None:

@@ -81,7 +81,7 @@ def simulate(
         if arrivals and arrivals[0][0] <= engine.at:
             time, _, stage, request = heappop(arrivals)
             stages = second if stage else first
-            min(stages, key=lambda item: sum(item.load)).add(request, time)
+            min(stages, key=lambda item: item.held).add(request, time)
             continue
         others = [item.at for item in engines if item is not engine and item.at < math.inf]
         until = min([*others, *([arrivals[0][0]] if arrivals else [])], default=math.inf)

@@ -31,18 +31,18 @@ class StepModel:
     Attributes:
         graph: decode-only steps run as captured graphs.
         captured: tokens of a rank above which they do not; 0 for no limit.
-        overlapped: the host schedules while the device works.
         kernels: bare kernels: no host, and experts forced to equal load.
         overlap: two micro-batches hide communication behind the rest, as far as it reaches.
+        hits: share of the selected latents that is on the die; the others come from the host.
     """
 
     work: Work
     parameters: Parameters
     graph: bool = True
     captured: int = 0
-    overlapped: bool = True
     kernels: bool = False
     overlap: bool = False
+    hits: float = 1.0
 
     def seconds(self, seqs: Array, context: Array, chunk: Array, keys: Array) -> float:
         """Seconds of one step; arrays have one entry per DP rank.
@@ -111,7 +111,7 @@ class StepModel:
         found["communication"] = moved
         eager = filling or bool(self.captured and np.any(most > self.captured))
         found["latency"] = w.layers * self._latency(eager)
-        host = p.host_ms + p.sequence_ms * seqs + (0.0 if self.overlapped else p.sync_ms)
+        host = p.host_ms + p.sequence_ms * seqs
         found["host"] = 0.0 if self.kernels else host * 1e-3
         found["drafts"] = w.drafts * self._draft(seqs, all_seqs, attend) * (seqs > 0)
         return found
@@ -135,8 +135,14 @@ class StepModel:
         moved = (queries * chosen + chunk * picked / w.share) * (w.latent / collect)
         computed = (queries * chosen + chunk * picked) * (w.query_flops / cube)
         read = (seqs * context + (chunk > 0) * keys) * (w.key / stream)
-        scored = (queries * context + chunk * keys / w.share) * (w.score_flops / cube)
-        return np.maximum(moved, computed), np.maximum(read, scored)
+        pair = _larger(w.score_flops / cube, w.score_seconds)
+        scored = (queries * context + chunk * keys / w.share) * pair
+        made = (queries + chunk / w.share) * (w.index_flops / (w.bf16 * p.gemm))
+        attend, index = np.maximum(moved, computed), np.maximum(read, scored) + made
+        if self.hits < 1:
+            missed = queries * chosen * (1 - self.hits)
+            attend = attend + missed * (w.latent / (w.host * p.link))
+        return attend, index
 
     def _experts(self, total: Number) -> Number:
         w = self.work

@@ -15,6 +15,12 @@ import numpy as np
 from glm5_ascend.deploy.memory.cache import index_bytes, latent_bytes
 from glm5_ascend.deploy.memory.settings import Settings
 from glm5_ascend.deploy.memory.weights import weight_bytes
+from glm5_ascend.deploy.performance.parameters import (
+    CUBE_FLOPS,
+    HOST_GBS,
+    OUT_BYTES,
+    SORT_CYCLES,
+)
 
 _BF16 = 2
 _EXPERT_BYTES = {"bf16": 2.0, "w8a8": 1.0, "w4a8": 0.513}
@@ -31,8 +37,8 @@ class Work:
     """Coefficients of one instance; a "token" is one of a DP rank unless said otherwise.
 
     Attributes:
-        peak, bf16, hbm, link: of the SKU, 1/s and B/s; ``off`` slows the link for the share of
-            traffic that leaves a server.
+        peak, bf16, hbm, link, host: of the SKU, 1/s and B/s; ``host`` is 0 where unpublished, and
+            ``off`` slows the link for the share of traffic that leaves a server.
         tp, dp, ep: sizes.
         layers, moe_layers, index_layers: decoder layers of each kind that run per step.
         linear_flops, linear_bytes: products outside of experts, all decoder layers, per token and
@@ -41,7 +47,9 @@ class Work:
         head_flops, head_bytes: of the vocabulary's projection.
         latent, key: cache bytes of a token in one layer, and in one indexer.
         query_flops: of one query token and one key, all heads of a die.
-        score_flops: of one query token and one key in an indexer.
+        index_flops: of an indexer's projections, per token.
+        score_flops, score_seconds: of one query token and one key in an indexer: work of the cube
+            at the BF16 rate, and the least time of what is around it.
         topk: tokens that sparse attention selects; 0 for dense attention.
         collectives: latencies over TP ranks per layer; DCP adds its own.
         tp_bytes, moe_bytes: bytes that a token moves per layer.
@@ -54,6 +62,7 @@ class Work:
     bf16: Number
     hbm: Number
     link: Number
+    host: Number
     off: Number
     tp: Number
     dp: Number
@@ -71,7 +80,9 @@ class Work:
     key: Number
     query_flops: Number
     prefill_flops: Number
+    index_flops: Number
     score_flops: Number
+    score_seconds: Number
     topk: int
     collectives: Number
     tp_bytes: Number
@@ -104,11 +115,13 @@ def work_of(settings: Settings, index_every: int | None = None) -> Work:
     inside = min(sku.dies_per_server / group.ep, 1.0)
     ratio = sku.intra.gbs / sku.inter.gbs
     indexers = model.index_layers if model.index_heads else 0
+    narrow = settings.kv in ("li-c8", "both")
     return Work(
         peak=(sku.int8_tops if packed else sku.bf16_tflops) * 1e12,
         bf16=sku.bf16_tflops * 1e12,
         hbm=sku.hbm_gbs * 1e9,
         link=sku.intra.gbs * 1e9,
+        host=HOST_GBS.get(sku.chip, 0.0) * 1e9,
         off=inside + (1 - inside) * ratio,
         tp=tp,
         dp=group.dp,
@@ -126,7 +139,9 @@ def work_of(settings: Settings, index_every: int | None = None) -> Work:
         key=index_bytes(settings),
         query_flops=2 * model.heads / tp * (2 * model.kv_rank + model.rope) / group.dcp,
         prefill_flops=2 * model.heads / tp * (model.nope + model.rope + model.value),
-        score_flops=2 * model.index_heads * model.index_dim,
+        index_flops=2 * model.indexer_params,
+        score_flops=2 * model.index_heads * model.index_dim / (2 if narrow else 1),
+        score_seconds=_score_seconds(settings, narrow),
         topk=model.index_topk,
         collectives=2.0 * (tp > 1) + 2.0 * (group.dcp > 1),
         tp_bytes=4 * (tp - 1) / tp * width,
@@ -135,6 +150,21 @@ def work_of(settings: Settings, index_every: int | None = None) -> Work:
         untouched=1 - model.experts_per_token / model.experts,
         drafts=settings.draft_tokens,
     )
+
+
+def _score_seconds(settings: Settings, narrow: bool) -> float:
+    """Least seconds of one query token and one key in an indexer, beside the cube's products.
+
+    With BF16 keys the scores of all heads leave the cube in F32, are weighted by the vector cores
+    (two operations each, 64 a cycle) and sorted; with int8 keys the cube sums the heads, and the
+    sort is left.
+    """
+    heads, cycles = settings.model.index_heads, settings.sku.bf16_tflops * 1e12 / CUBE_FLOPS
+    if not heads or not cycles:
+        return 0.0
+    vector = SORT_CYCLES + (0 if narrow else heads * 2 / 64)
+    out = 0.0 if narrow else heads * 4 / OUT_BYTES
+    return max(out, vector / 2) / cycles
 
 
 def stack(works: Sequence[Work]) -> Work:

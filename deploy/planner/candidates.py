@@ -20,6 +20,8 @@ from glm5_ascend.deploy.planner.targets import Targets
 _TP = (1, 2, 4, 8, 16)
 _MIXED_BATCH, _PREFILL_BATCHES = 4096, (8192, 16384)
 _UTILISATION = 0.92
+# Servers up to which every split between prefill and decode is tried.
+_EVERY_SHARE = 8
 _DEFAULT_BUFFSIZE, _MOST_FUSED_TOKENS = 200, 512
 # Sequences per rank that decode steps are tried with.
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -54,16 +56,26 @@ def candidates(targets: Targets, choices: Choices) -> list[Candidate]:
     """Every role on every number of servers, those that do not fit included."""
     found = []
     total = targets.hardware.servers
-    for role in ("mixed", "prefill", "decode"):
-        for servers in range(1, total + 1):
-            if (role == "mixed" and servers != total) or (role != "mixed" and servers == total):
-                continue
+    split = _shares(targets)
+    shares = {"mixed": [total], "prefill": split, "decode": [total - one for one in split]}
+    for role, tried in shares.items():
+        for servers in tried:
             for group in _groups(targets, role, servers):
                 found += [
                     _candidate(targets, settings, servers)
                     for settings in _settings(targets, choices, role, group)
                 ]
     return found
+
+
+def _shares(targets: Targets) -> list[int]:
+    """Numbers of servers that prefill; of many only those that leave a decode group whose ranks
+    divide the experts, which no other can serve."""
+    total, dies = targets.hardware.servers, targets.hardware.sku.dies_per_server
+    every = range(1, total)
+    if total <= _EVERY_SHARE:
+        return list(every)
+    return [one for one in every if targets.model.experts % ((total - one) * dies) == 0]
 
 
 def _groups(targets: Targets, role: str, servers: int) -> Iterator[Group]:

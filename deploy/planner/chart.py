@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -10,6 +11,7 @@ from glm5_ascend.deploy.planner.targets import Targets
 
 _WIDTH, _HEIGHT = 60, 14
 _SVG_WIDTH, _SVG_HEIGHT, _MARGIN = 760, 460, 60
+_GOOD, _OVER = "#1f6f8b", "#999"
 
 
 def front(points: Sequence[Point]) -> list[Point]:
@@ -44,15 +46,23 @@ def terminal(points: Sequence[Point], targets: Targets) -> str:
 
 def html(points: Sequence[Point], targets: Targets, title: str) -> str:
     """A page with one SVG chart and no script; every point's layout is its tooltip."""
-    chosen = set(map(id, front(points)))
+    best = front(points)
+    within = front([point for point in points if _meets(point, targets)])
+    chosen = set(map(id, best + within))
     users = [1 / point.tpot for point in points]
     speeds = [point.throughput / targets.hardware.dies for point in points]
-    right, top = max(users, default=1.0), max(speeds, default=1.0)
-    marks = []
-    for point, user, speed in zip(points, users, speeds, strict=True):
+    right, top = _rounded(max(users, default=1.0)), _rounded(max(speeds, default=1.0))
+
+    def place(user: float, speed: float) -> tuple[float, float]:
         x = _MARGIN + user / right * (_SVG_WIDTH - 2 * _MARGIN)
-        y = _SVG_HEIGHT - _MARGIN - speed / top * (_SVG_HEIGHT - 2 * _MARGIN)
-        colour = "#1f6f8b" if _meets(point, targets) else "#999"
+        return x, _SVG_HEIGHT - _MARGIN - speed / top * (_SVG_HEIGHT - 2 * _MARGIN)
+
+    marks = []
+    # Large marks last, so that none is hidden by those that it beats.
+    order = sorted(zip(points, users, speeds, strict=True), key=lambda item: id(item[0]) in chosen)
+    for point, user, speed in order:
+        x, y = place(user, speed)
+        colour = _GOOD if _meets(point, targets) else _OVER
         size = 5 if id(point) in chosen else 2
         text = (
             f"{point.name}, {point.sequences} sequences per rank: {speed:.1f} tokens/s per die,"
@@ -62,20 +72,55 @@ def html(points: Sequence[Point], targets: Targets, title: str) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{colour}">'
             f"<title>{escape(text)}</title></circle>"
         )
-    low, left = _SVG_HEIGHT - _MARGIN, _MARGIN
-    axes = (
-        f'<path d="M{left} {_MARGIN}V{low}H{_SVG_WIDTH - _MARGIN}" fill="none" stroke="#333"/>'
-        f'<text x="{_SVG_WIDTH - _MARGIN}" y="{low + 35}" text-anchor="end">'
-        f"tokens/s per user, 0 to {right:.0f}</text>"
-        f'<text x="{left}" y="{_MARGIN - 20}">output tokens/s per die, 0 to {top:.1f}</text>'
-    )
+    for curve, colour in ((best, _OVER), (within, _GOOD)):
+        line = " ".join(
+            "{:.1f},{:.1f}".format(*place(1 / p.tpot, p.throughput / targets.hardware.dies))
+            for p in curve
+        )
+        marks.insert(0, f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
+    if 1 / targets.tpot < right:
+        x, _ = place(1 / targets.tpot, 0)
+        marks.append(
+            f'<path d="M{x:.1f} {_MARGIN}V{_SVG_HEIGHT - _MARGIN}" stroke="#b5651d"'
+            f' stroke-dasharray="4"/><text x="{x + 4:.1f}" y="{_MARGIN + 12}" fill="#b5651d">'
+            f"TPOT {1e3 * targets.tpot:g} ms</text>"
+        )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<body style="font:14px sans-serif"><h1 style="font-size:18px">{escape(title)}</h1>'
-        "<p>Modelled, not measured. Large points: best trade; grey: above a limit.</p>"
-        f'<svg viewBox="0 0 {_SVG_WIDTH} {_SVG_HEIGHT}" width="{_SVG_WIDTH}" role="img">'
-        f"{axes}{''.join(marks)}</svg></body></html>\n"
+        f"<p>{targets.prompt:,} tokens in, {targets.output:,} out. Modelled in closed form, not"
+        " measured. Lines and large points: the best trades, of all and within the limits."
+        f' <span style="color:{_GOOD}">&#9679;</span> within TPOT {1e3 * targets.tpot:g} ms and'
+        f" TTFT {1e3 * targets.ttft:g} ms,"
+        f' <span style="color:{_OVER}">&#9679;</span> above a limit.</p>'
+        f'<svg viewBox="0 0 {_SVG_WIDTH} {_SVG_HEIGHT}" width="{_SVG_WIDTH}" role="img"'
+        f' font-size="12">{_axes(right, top)}{"".join(marks)}</svg></body></html>\n'
     )
+
+
+def _rounded(value: float) -> float:
+    """The next number with one digit, or with two below 2, so that ticks are round."""
+    scale = 10 ** math.floor(math.log10(value))
+    return next(step * scale for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * scale >= value)
+
+
+def _axes(right: float, top: float) -> str:
+    """Both axes with five ticks each and their names."""
+    low, left = _SVG_HEIGHT - _MARGIN, _MARGIN
+    wide, high = _SVG_WIDTH - 2 * _MARGIN, _SVG_HEIGHT - 2 * _MARGIN
+    found = [f'<path d="M{left} {_MARGIN}V{low}H{left + wide}" fill="none" stroke="#333"/>']
+    for part in range(6):
+        x, y = left + wide * part / 5, low - high * part / 5
+        found.append(
+            f'<path d="M{left} {y:.1f}H{left + wide}M{x:.1f} {low}v5" stroke="#ddd"/>'
+            f'<text x="{x:.1f}" y="{low + 20}" text-anchor="middle">{right * part / 5:g}</text>'
+            f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{top * part / 5:g}</text>'
+        )
+    found.append(
+        f'<text x="{left + wide / 2}" y="{low + 42}" text-anchor="middle">output tokens/s per user'
+        f'</text><text x="{left}" y="{_MARGIN - 20}">output tokens/s per die</text>'
+    )
+    return "".join(found)
 
 
 def _meets(point: Point, targets: Targets) -> bool:

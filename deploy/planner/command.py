@@ -27,6 +27,7 @@ SCHEMA = 1
 _DRAFTS = (0, 1, 2, 3, 5)
 _INDEX_CACHE_SINCE = (0, 20)
 _INDEX_CACHE_PERIOD = 4
+_MOST_SERVERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,30 @@ class Planned:
         """0, or 4 where no layout meets the targets."""
         return ExitCode.DONE if self.found.best else ExitCode.NO_LAYOUT
 
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """What stands in the way and what would help, where no layout meets the targets."""
+        targets = self.targets
+        if self.found.best:
+            return None
+        if not self.found.nearest:
+            if targets.rate is not None and self.found.evaluations:
+                return (
+                    f"no layout on {targets.hardware} keeps up with {targets.rate:g} requests/s",
+                    "lower --rate or add servers",
+                )
+            return (
+                f"{targets.model.title} {targets.quant} with {targets.prompt + targets.output:,}"
+                f" tokens fits on no layout of {targets.hardware}",
+                "add servers or choose a smaller --quant; glm5-ascend fit shows the bill",
+            )
+        _, ttft, tpot = self.found.nearest[0].values
+        return (
+            f"no layout meets TPOT {1e3 * targets.tpot:g} ms and TTFT {1e3 * targets.ttft:g} ms",
+            f"{self.found.nearest[0].name} reaches {1e3 * tpot:,.1f} and {1e3 * ttft:,.0f} ms:"
+            " relax the limits, lower the load or add servers",
+        )
+
     def as_dict(self) -> dict[str, object]:
         """JSON form, schema 1; every number is modelled unless it says published."""
         best = zip(self.found.best, self.near, strict=True)
@@ -77,7 +102,7 @@ class Planned:
             "kind": "modelled",
             "hardware": str(self.targets.hardware),
             "assumed": self.targets.hardware.assumed,
-            "layouts": [{**_point(self.targets, p), **_near(n)} for p, n in best],
+            "layouts": [{**_point(self.targets, p), **_near(p, n)} for p, n in best],
             "rejected": self.found.rejected,
             "nearest_misses": [_point(self.targets, point) for point in self.found.nearest],
             "layouts_tried": self.found.layouts,
@@ -104,7 +129,8 @@ class Planned:
             for number, point in enumerate(self.found.best, 1):
                 lines.append(_row(number, targets, point))
             lines += ["", f"nearest published measurement of 1: {self.near[0].text()}"]
-            lines.append(f"confidence: {self.near[0].confidence}; nothing here ran on an NPU")
+            sure = _confidence(self.found.best[0], self.near[0])
+            lines.append(f"confidence: {sure}; nothing here ran on an NPU")
         elif not self.found.nearest:
             lines += ["", "NO LAYOUT meets the targets, and none is near"]
         else:
@@ -130,9 +156,19 @@ def _row(number: int, targets: Targets, point: Point) -> str:
     return (
         f"{number:>2} {point.name:<28} {settings.kv:<7}{settings.draft_tokens:>4}"
         f" {'yes' if point.first.settings.dsa_cp else 'no':<7}{point.sequences:>5}"
-        f"{speed / targets.hardware.dies:>11.2f}{1e3 * tpot:>9.1f}{1e3 * ttft:>9.0f}"
+        f" {speed / targets.hardware.dies:>10.2f} {_ms(tpot, 1):>8} {_ms(ttft, 0):>8}"
         f"{margin:>12.2f}  {point.bottleneck}"
     )
+
+
+def _ms(seconds: float, digits: int) -> str:
+    """Milliseconds; above a million of them seconds, so that columns stay apart."""
+    return f"{1e3 * seconds:.{digits}f}" if seconds < 1000 else f"{seconds:.3g}s"
+
+
+def _confidence(point: Point, near: Nearest) -> str:
+    """Of a plan: that of its nearest row, and ``low`` with DCP, which no published run has."""
+    return "low" if point.decoding.settings.group.dcp > 1 else near.confidence
 
 
 def _most(rejected: dict[str, int]) -> list[tuple[str, int]]:
@@ -159,9 +195,9 @@ def _point(targets: Targets, point: Point) -> dict[str, object]:
     }
 
 
-def _near(near: Nearest) -> dict[str, object]:
+def _near(point: Point, near: Nearest) -> dict[str, object]:
     return {
-        "confidence": near.confidence,
+        "confidence": _confidence(point, near),
         "nearest_published": {
             "id": near.row.name,
             "source": near.row.source,
@@ -212,7 +248,7 @@ def _predicted(targets: Targets, found: Search, near: Sequence[Nearest]) -> dict
         "ttft_ms": round(1e3 * ttft, 1),
         "tpot_ms": round(1e3 * tpot, 2),
         "accepted_per_step": round(targets.accepted_with(best.decoding.settings.draft_tokens), 2),
-        "confidence": near[0].confidence,
+        "confidence": _confidence(best, near[0]),
     }
 
 
@@ -228,6 +264,11 @@ def _targets(options: PlanOptions) -> Targets:
     if where.sku.support != "full":
         raise Glm5Error(
             f"no plan for {where.sku.name}: {where.sku.note}", "glm5-ascend fit knows its memory"
+        )
+    if where.servers > _MOST_SERVERS:
+        raise Glm5Error(
+            f"no plan for {where.servers} servers: {_MOST_SERVERS} is the most",
+            "plan one of several equal clusters",
         )
     geometry = resolve_model(options.model)
     if geometry.validation_only:

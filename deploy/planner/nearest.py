@@ -30,7 +30,7 @@ class Nearest:
         return "fair" if self.distance <= _CLOSE and abs(self.error) <= _GOOD else "low"
 
     def text(self) -> str:
-        """One line."""
+        """One line about the row."""
         values = self.row.values
         speed = self.row.measured["tokens_per_s"]
         return (

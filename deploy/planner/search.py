@@ -19,6 +19,8 @@ from glm5_ascend.deploy.planner.targets import Targets
 # A prefill group is not loaded beyond this: queues in front of it grow without end.
 _MOST_BUSY = 0.9
 _REQUESTS_PER_SEQUENCE, _MOST_REQUESTS, _LEAST_REQUESTS = 4, 512, 32
+# Users beyond so many times the places change nothing but the queue.
+_QUEUED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,10 @@ def search(
     points = _mixed_points(targets, usable["mixed"], timed.get("mixed"))
     if "prefill" in timed and "decode" in timed:
         points += _split_points(targets, usable, timed, parameters)
+    if targets.rate is not None and timed and not points:
+        rejected["cannot keep up with the offered rate"] = sum(
+            len(found) for found in usable.values()
+        )
     good = []
     for point in points:
         if point.tpot > targets.tpot:
@@ -269,7 +275,8 @@ def deployment(targets: Targets, point: Point, index_every: int) -> Deployment:
 
 def _simulated(targets: Targets, point: Point, parameters: Parameters, index_every: int) -> Point:
     held = point.decoding.settings.group.dp * point.decoding.settings.group.copies * point.sequences
-    most = targets.concurrency or max(round(held * 1.5), 1)
+    users = targets.concurrency or max(round(held * 1.5), 1)
+    most = min(users, max(_QUEUED * held, _MOST_REQUESTS))
     count = int(np.clip(_REQUESTS_PER_SEQUENCE * most, _LEAST_REQUESTS, _MOST_REQUESTS))
     traffic = Traffic(
         targets.prompt,
@@ -283,4 +290,7 @@ def _simulated(targets: Targets, point: Point, parameters: Parameters, index_eve
     rate = targets.rate or point.throughput / targets.output
     load = Load(max(count, most), most, rate)
     found = run(deployment(targets, point, index_every), traffic, load, parameters)
+    if found is not None and users > most:
+        waiting = (users - most) * targets.output / found.throughput
+        found = replace(found, ttft=found.ttft + waiting)
     return replace(point, run=found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from glm5_ascend.deploy.catalogue import Hardware, Model
 from glm5_ascend.engine_releases import Release
@@ -53,9 +54,16 @@ class Targets:
 
     def accepted_with(self, drafts: int) -> float:
         """Tokens per step: each draft is accepted with one chance until the first miss."""
-        low, high = 0.0, 1.0
-        for _ in range(40):
-            chance = (low + high) / 2
-            mean = sum(chance**i for i in range(REFERENCE_DRAFTS + 1))
-            low, high = (chance, high) if mean < self.accepted else (low, chance)
-        return sum(low**i for i in range(drafts + 1))
+        chance = _chance(self.accepted)
+        return sum(chance**i for i in range(drafts + 1))
+
+
+@cache
+def _chance(accepted: float) -> float:
+    """Chance of one draft that gives ``accepted`` tokens per step with three."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        chance = (low + high) / 2
+        mean = sum(chance**i for i in range(REFERENCE_DRAFTS + 1))
+        low, high = (chance, high) if mean < accepted else (low, chance)
+    return low

@@ -11,10 +11,11 @@ from glm5_ascend.deploy.catalogue import model, skus
 from glm5_ascend.deploy.layout import Group
 from glm5_ascend.deploy.memory import Settings
 from glm5_ascend.deploy.performance.parameters import BOUNDS, Parameters, fitted, names
+from glm5_ascend.deploy.performance.scenario import pool_seconds
 from glm5_ascend.deploy.performance.step import KINDS, StepModel
 from glm5_ascend.deploy.performance.work import stack, work_of
 
-SIMPLE = Parameters(0.5, 0.5, 0.25, 0.5, 0.5, 10.0, 50.0, 20.0, 1000.0, 5.0, 0.5, 30.0)
+SIMPLE = Parameters(0.5, 0.5, 0.25, 0.5, 0.5, 10.0, 50.0, 20.0, 1000.0, 5.0, 0.5)
 GLM, A3 = model("glm-5"), skus()["a3-752t"]
 
 
@@ -39,7 +40,9 @@ def test_a_decode_step_by_hand() -> None:
     computed = 4 * 2048 * 2 * 16 * (2 * 512 + 64) / (bf16 * 0.5)
     assert parts["attention"] == pytest.approx(78 * max(gathered, computed))
     read, scored = 4 * 8192 * 256 / bandwidth, 4 * 8192 * 2 * 32 * 128 / (bf16 * 0.5)
-    assert parts["indexer"] == pytest.approx(78 * max(read, scored))
+    made = 4 * 2 * (2048 * 32 * 128 + 6144 * (128 + 32)) / (bf16 * 0.5)
+    assert read > scored
+    assert parts["indexer"] == pytest.approx(78 * (read + made))
     touched = 1 - (1 - 8 / 256) ** 32
     weights = 8 * 37_748_736 * touched / bandwidth
     flops = 32 * 8 * 2 * 37_748_736 / 32 * (6688 / 5655) / (int8 * 0.5)
@@ -133,12 +136,48 @@ def test_what_slows_the_host_or_leaves_the_graph() -> None:
     work = work_of(settings(draft_tokens=3))
     arrays = [np.full(8, x) for x in (13.0, 4096.0, 0.0, 0.0)]
     plain = StepModel(work, SIMPLE).parts(*arrays)
-    waits = StepModel(work, SIMPLE, overlapped=False).parts(*arrays)
-    assert waits["host"] == pytest.approx(plain["host"] + 30e-3)
+    assert plain["host"] == pytest.approx(5e-3 + 13 * 0.5e-3)
     wide = StepModel(work, SIMPLE, captured=52).parts(*arrays)
     assert wide == plain
     narrow = StepModel(work, SIMPLE, captured=48).parts(*arrays)
     assert narrow["latency"] == pytest.approx(plain["latency"] + 78 * 1e-3)
+
+
+def test_an_indexer_writes_scores_or_sorts_and_a_split_one_takes_a_share() -> None:
+    plain = settings(role="prefill", graph=False)
+    arrays = [np.full(8, x) for x in (0.0, 0.0, 4096.0, 30_000.0)]
+
+    def indexer(**changes: object) -> float:
+        work = work_of(replace(plain, **changes))  # type: ignore[arg-type]
+        return float(StepModel(work, SIMPLE).parts(*arrays)["indexer"])
+
+    bf16, made = 353.9e12, 4096 * 2 * (2048 * 32 * 128 + 6144 * 160) / (353.9e12 * 0.5)
+    pairs = 4096 * 30_000.0
+    slow = replace(SIMPLE, attention=0.66)
+    narrow = StepModel(work_of(replace(plain, kv="li-c8")), slow).parts(*arrays)["indexer"]
+    # A core writes 40.6 bytes in each of 43.2 G cycles a second, a score of every head in F32.
+    out = 32 * 4 * 8192 / bf16 / (70 * 2**30 / 1.85e9)
+    assert indexer() == pytest.approx(78 * (pairs * out + made))
+    # 2.18 cycles of a vector core for each key: 4.36 steps of a merge sort, two elements a cycle.
+    sort, product = 4.36 / 2 * 8192 / 2 / bf16, 2 * 32 * 128 / 2 / (bf16 * 0.66)
+    assert sort > product
+    assert narrow == pytest.approx(78 * (pairs * sort + made))
+    assert indexer(dsa_cp=True) == pytest.approx(indexer() / 4)
+
+
+def test_what_is_not_on_the_die_comes_over_the_hosts_link() -> None:
+    work = work_of(settings(group=Group(32, 1), draft_tokens=3))
+    arrays = [np.full(32, x) for x in (4.0, 65_536.0, 0.0, 0.0)]
+    here = StepModel(work, SIMPLE).parts(*arrays)
+    away = StepModel(work, SIMPLE, hits=0.9).parts(*arrays)
+    missed = 4 * 4 * 2048 * 0.1 * 1152 / (4 * 160e9 / 16 * 0.5)
+    assert away["attention"] == pytest.approx(here["attention"] + 78 * missed)
+    assert all(away[k] == here[k] for k in KINDS if k not in ("attention", "drafts"))
+
+
+def test_every_die_reads_the_latents_of_a_pooled_prefix() -> None:
+    chosen = settings(model=model("deepseek-r1"))
+    assert pool_seconds(chosen, 1e6, SIMPLE) == pytest.approx(1e6 * 61 * 1152 / (40e9 * 0.5))
 
 
 def test_overlap_hides_communication_only() -> None:

@@ -14,19 +14,22 @@ from click.testing import CliRunner, Result
 
 from glm5_ascend.cli_deploy import plan
 from glm5_ascend.deploy.catalogue import hardware, model
+from glm5_ascend.deploy.layout import Group
 from glm5_ascend.deploy.memory.settings import NEWEST
 from glm5_ascend.deploy.performance.parameters import fitted
 from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.planner.analytic import times
 from glm5_ascend.deploy.planner.candidates import Choices, candidates
 from glm5_ascend.deploy.planner.chart import front, html, terminal
-from glm5_ascend.deploy.planner.command import PlanOptions
+from glm5_ascend.deploy.planner.command import PlanOptions, _confidence
 from glm5_ascend.deploy.planner.command import plan as run_plan
 from glm5_ascend.deploy.planner.flags import plan_file
+from glm5_ascend.deploy.planner.nearest import nearest
 from glm5_ascend.deploy.planner.search import Search, search
 from glm5_ascend.deploy.planner.targets import Targets
 from glm5_ascend.engine_releases import Release
 from glm5_ascend.errors import Glm5Error
+from tools import bench_planner
 
 TARGETS = Targets(
     model=model("glm-5.1"),
@@ -92,6 +95,12 @@ def test_tighter_limits_never_find_more(found: Search) -> None:
     none = search(replace(TARGETS, tpot=0.001), CHOICES, fitted(), 4, 5)
     assert not none.best
     assert none.nearest
+
+
+def test_the_benchmark_counts_what_it_times() -> None:
+    speed, roles = bench_planner.rate(0.01)
+    assert roles > 1000
+    assert speed > 5_000
 
 
 def test_ten_thousand_evaluations_a_second() -> None:
@@ -179,11 +188,49 @@ def test_exit_code_4_names_the_nearest() -> None:
     assert result.return_value == 4
     assert "NO LAYOUT" in result.stdout
     assert "nearest" in result.stdout
+    error, hint = result.stderr.splitlines()
+    assert error == "error: no layout meets TPOT 1 ms and TTFT 5000 ms"
+    assert hint.startswith("hint: ")
+    assert "relax the limits" in hint
 
 
 def test_a_rate_is_met_or_refused() -> None:
     assert run("--rate", "0.3", "--tpot", "80").return_value == 0
-    assert run("--rate", "300").return_value == 4
+    refused = run("--rate", "300")
+    assert refused.return_value == 4
+    assert "cannot keep up with the offered rate" in refused.stdout
+    assert "keeps up with 300 requests/s" in refused.stderr
+
+
+def test_a_million_users_are_a_long_queue_not_a_long_run() -> None:
+    words = ("--ttft", "1e12", "--tpot", "1e9", "--top", "1", "--json")
+    started = time.perf_counter()
+    queued = json.loads(run("--concurrency", "1000000", *words).stdout)["layouts"][0]
+    assert time.perf_counter() - started < 30
+    # All of them wait for the users in front of them, on the mean for all but a few.
+    alone = 1e6 * 1500 / queued["tokens_per_s"]
+    assert queued["ttft_ms"] == pytest.approx(1e3 * alone, rel=0.05)
+
+
+def test_many_servers_are_split_where_the_experts_allow() -> None:
+    targets = replace(TARGETS, hardware=hardware("a3-752t:48"))
+    every = candidates(targets, CHOICES)
+    decoding = {c.servers for c in every if c.settings.role == "decode"}
+    assert decoding == {1, 2, 4, 8, 16}
+    filling = {c.servers for c in every if c.settings.role == "prefill"}
+    assert filling == {48 - servers for servers in decoding}
+    few = candidates(replace(TARGETS, hardware=hardware("a3-752t:4")), CHOICES)
+    assert {c.servers for c in few if c.settings.role == "decode"} == {1, 2, 3}
+
+
+def test_dcp_is_never_sure(found: Search) -> None:
+    point = found.best[0]
+    near = nearest(TARGETS, point, fitted())
+    sure = replace(near, distance=0.0, error=0.0)
+    for dcp, wanted in ((1, "fair"), (16, "low")):
+        settings = replace(point.first.settings, group=Group(2, 16, dcp=dcp))
+        split = replace(point, first=replace(point.first, settings=settings), second=None)
+        assert _confidence(split, sure) == wanted
 
 
 OPTIONS = PlanOptions("glm-5.1", "w8a8", "a3-752t:2", 3500, 1500, concurrency=8)
@@ -196,6 +243,7 @@ OPTIONS = PlanOptions("glm-5.1", "w8a8", "a3-752t:2", 3500, 1500, concurrency=8)
         ({"concurrency": None}, "either"),
         ({"out": Path("same"), "chart": Path("same")}, "same file"),
         ({"model": ""}, "no model ''"),
+        ({"hw": "a3-752t:129"}, "128 is the most"),
         ({"hw": "a3:0"}, "names no hardware"),
         ({"hw": "atlas-350:1"}, "no plan for"),
         ({"isl": 300_000}, "exceed"),
@@ -227,4 +275,7 @@ def test_one_of_load_and_rate_is_wrong_usage() -> None:
 
 def test_nothing_near_is_said() -> None:
     options = replace(OPTIONS, model="glm-5.2", quant="bf16", hw="a2:1")
-    assert "NO LAYOUT meets the targets, and none is near" in run_plan(options).as_text()
+    planned = run_plan(options)
+    assert "NO LAYOUT meets the targets, and none is near" in planned.as_text()
+    assert planned.trouble is not None
+    assert "fits on no layout of a2-280t:1" in planned.trouble[0]
