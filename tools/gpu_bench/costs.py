@@ -53,28 +53,30 @@ class Cost:
         return "memory" if self.memory_us >= self.products_us else "products"
 
 
-def attention(requests: int, queries: int, context: int, heads: int, dtype: str) -> Cost:
-    """Sparse attention: ``queries`` tokens of each request over 2048 chosen rows of ``context``.
+def attention(
+    requests: int, queries: int, context: int, heads: int, dtype: str, chosen: int = CHOSEN
+) -> Cost:
+    """Sparse attention: ``queries`` tokens of each request over ``chosen`` rows of ``context``.
 
     Of a request's cache as many rows are read as its tokens can name, each once. Codes are
     multiplied as 16-bit numbers, which represent them exactly.
     """
     tokens, row = requests * queries, _LATENT_ROW[dtype]
-    keys = requests * min(context, queries * CHOSEN) * row
+    keys = requests * min(context, queries * chosen) * row
     queries_and_results = 2 * tokens * heads * (LATENT + ROPE + LATENT)
-    flops = 2.0 * tokens * heads * CHOSEN * (LATENT + ROPE + LATENT)
-    nbytes = keys + queries_and_results + 4 * tokens * CHOSEN
-    return Cost(nbytes, {"bf16": flops}, tokens * CHOSEN * row)
+    flops = 2.0 * tokens * heads * chosen * (LATENT + ROPE + LATENT)
+    nbytes = keys + queries_and_results + 4 * tokens * chosen
+    return Cost(nbytes, {"bf16": flops}, tokens * chosen * row)
 
 
-def indexer(requests: int, queries: int, context: int, dtype: str) -> Cost:
+def indexer(requests: int, queries: int, context: int, dtype: str, chosen: int = CHOSEN) -> Cost:
     """Scores and selection: the last ``queries`` tokens of each request of ``context`` keys."""
     tokens, size = requests * queries, 2 if dtype == "bf16" else 1
     pairs = requests * sum(context - queries + i + 1 for i in range(queries))
     keys = requests * context * _INDEX_ROW[dtype]
     query = tokens * INDEX_HEADS * (INDEX_DIM * size + 4)
     flops = 2.0 * pairs * INDEX_HEADS * INDEX_DIM
-    return Cost(keys + query + 4 * tokens * CHOSEN, {dtype: flops})
+    return Cost(keys + query + 4 * tokens * chosen, {dtype: flops})
 
 
 def mlapo(tokens: int, heads: int, dtype: str) -> Cost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tools.gpu_bench import costs
-from tools.gpu_bench.costs import Cost
+from tools.gpu_bench.costs import CHOSEN, Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Shape:
         dtype: of the cache rows, keys or weights: "bf16", "fp8" or "int8".
         requests, queries, context, heads: sizes; ``queries`` per request, the last of ``context``.
         sets: of attention over many queries: "random" rows for each, or "overlapping" ones.
+        chosen: rows that a token attends to, or keys that it keeps.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Shape:
     heads: int = 64
     sets: str = "random"
     goal: Goal | None = None
+    chosen: int = CHOSEN
 
     @property
     def tokens(self) -> int:
@@ -48,9 +50,10 @@ class Shape:
         """Bytes, operations and floor."""
         if self.kernel == "attention":
             size = self.requests, self.queries, self.context, self.heads
-            return costs.attention(*size, self.dtype)
+            return costs.attention(*size, self.dtype, self.chosen)
         if self.kernel == "indexer":
-            return costs.indexer(self.requests, self.queries, self.context, self.dtype)
+            size = self.requests, self.queries, self.context
+            return costs.indexer(*size, self.dtype, self.chosen)
         if self.kernel == "mlapo":
             return costs.mlapo(self.tokens, self.heads, self.dtype)
         return costs.hadamard(self.tokens)
@@ -61,9 +64,11 @@ class Shape:
         tokens = f"{self.requests} x {self.queries} query tokens"
         if self.kernel == "attention":
             kind = "" if self.queries == 1 else f", {self.sets} sets"
-            return f"{tokens}, {self.heads} heads, 2048 of {self.context // 1024}k rows{kind}"
+            return (
+                f"{tokens}, {self.heads} heads, {self.chosen} of {self.context // 1024}k rows{kind}"
+            )
         if self.kernel == "indexer":
-            return f"{tokens}, 32 heads x 128, best 2048 of {self.context // 1024}k keys"
+            return f"{tokens}, 32 heads x 128, best {self.chosen} of {self.context // 1024}k keys"
         if self.kernel == "mlapo":
             return f"{self.tokens} tokens, 6144 -> {self.heads} x (512 + 64)"
         return f"{self.tokens} rows of 128"
