@@ -100,7 +100,7 @@ def html(points: Sequence[Point], targets: Targets, title: str) -> str:
 
 def _rounded(value: float) -> float:
     """The next number with one digit, or with two below 2, so that ticks are round."""
-    scale = 10 ** math.floor(math.log10(value))
+    scale = 10.0 ** math.floor(math.log10(value))
     return next(step * scale for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * scale >= value)
 
 

@@ -18,7 +18,7 @@ from glm5_ascend.deploy.planner.candidates import Choices
 from glm5_ascend.deploy.planner.flags import plan_file
 from glm5_ascend.deploy.planner.nearest import Nearest, nearest
 from glm5_ascend.deploy.planner.search import Point, Search, search
-from glm5_ascend.deploy.planner.targets import Targets
+from glm5_ascend.deploy.planner.targets import REFERENCE_DRAFTS, Targets
 from glm5_ascend.engine_releases import find_release
 from glm5_ascend.errors import ExitCode, Glm5Error
 from glm5_ascend.files import refuse_unwritable
@@ -167,8 +167,11 @@ def _ms(seconds: float, digits: int) -> str:
 
 
 def _confidence(point: Point, near: Nearest) -> str:
-    """Of a plan: that of its nearest row, and ``low`` with DCP, which no published run has."""
-    return "low" if point.decoding.settings.group.dcp > 1 else near.confidence
+    """Of a plan: that of its nearest row; ``low`` with DCP, which no published run has, and with
+    more drafts than acceptance is given for."""
+    settings = point.decoding.settings
+    unknown = settings.group.dcp > 1 or settings.draft_tokens > REFERENCE_DRAFTS
+    return "low" if unknown else near.confidence
 
 
 def _most(rejected: dict[str, int]) -> list[tuple[str, int]]:

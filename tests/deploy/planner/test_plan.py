@@ -223,12 +223,13 @@ def test_many_servers_are_split_where_the_experts_allow() -> None:
     assert {c.servers for c in few if c.settings.role == "decode"} == {1, 2, 3}
 
 
-def test_dcp_is_never_sure(found: Search) -> None:
+def test_dcp_and_many_drafts_are_never_sure(found: Search) -> None:
     point = found.best[0]
     near = nearest(TARGETS, point, fitted())
     sure = replace(near, distance=0.0, error=0.0)
-    for dcp, wanted in ((1, "fair"), (16, "low")):
-        settings = replace(point.first.settings, group=Group(2, 16, dcp=dcp))
+    for dcp, drafts, wanted in ((1, 3, "fair"), (16, 3, "low"), (1, 5, "low")):
+        group = Group(2, 16, dcp=dcp)
+        settings = replace(point.first.settings, group=group, draft_tokens=drafts)
         split = replace(point, first=replace(point.first, settings=settings), second=None)
         assert _confidence(split, sure) == wanted
 
