@@ -19,11 +19,15 @@ _HINT = "make the checkpoint again with `glm5-ascend quantize`"
 class _Partition:
     """How one linear module, perhaps of several fused ones, is cut for this rank."""
 
-    def __init__(self, layer: Any, inputs: int, outputs: list[int], full_inputs: int) -> None:
+    def __init__(
+        self, layer: Any, inputs: int, outputs: list[int], full_inputs: int, full_outputs: int
+    ) -> None:
+        # A replicated layer, such as the indexer's wq_b, has a rank too and is whole on each.
         self.rank: int = layer.tp_rank
         self.inputs = inputs
         self.outputs = outputs
         self.is_row_parallel = inputs != full_inputs
+        self.is_column_parallel = sum(outputs) != full_outputs
 
     def rows(self, part: int) -> slice:
         """Rows of fused part ``part`` in this rank's parameter."""
@@ -40,7 +44,7 @@ class _Partition:
     def channel(self, data: Tensor, part: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Place of a tensor whose first axis is N."""
         size = self.outputs[part]
-        start = 0 if self.is_row_parallel else self.rank * size
+        start = self.rank * size if self.is_column_parallel else 0
         if tensor.ndim == 0 or tensor.shape[0] % size:
             return data[self.rows(part)], tensor
         return data[self.rows(part)], tensor[start : start + size]
@@ -70,12 +74,12 @@ class _Int8Linear(LinearMethodBase):  # type: ignore[misc]
         layer: Any,
         inputs: int,
         outputs: list[int],
-        full_inputs: int,
+        full: tuple[int, int],
         scale_dtype: torch.dtype,
         *,
         scale_optional: bool,
     ) -> _Partition:
-        cut = _Partition(layer, inputs, outputs, full_inputs)
+        cut = _Partition(layer, inputs, outputs, *full)
         rows, parts = sum(outputs), len(outputs)
         self._add(layer, "weight", empty((rows, inputs), torch.int8), cut.matrix, parts)
         self._add(
@@ -108,7 +112,7 @@ class DynamicLinear(_Int8Linear):
             layer,
             input_size_per_partition,
             output_partition_sizes,
-            input_size,
+            (input_size, output_size),
             params_dtype,
             scale_optional=False,
         )
@@ -138,7 +142,7 @@ class StaticLinear(_Int8Linear):
             layer,
             input_size_per_partition,
             output_partition_sizes,
-            input_size,
+            (input_size, output_size),
             params_dtype,
             scale_optional=True,
         )

@@ -95,6 +95,18 @@ def test_fused_column_parallel_takes_each_part_of_this_rank() -> None:
         fill(layer.weight_scale, torch.arange(6.0), 1)
 
 
+@pytest.mark.parametrize("kind", ["DynamicLinear", "StaticLinear"])
+def test_a_replicated_layer_is_whole_on_every_rank(kind: str) -> None:
+    codes = torch.arange(24, dtype=torch.int8).reshape(6, 4)
+    scale = torch.arange(1.0, 7).reshape(6, 1)
+    for rank in (0, 1):
+        _, layer = linear(kind, rank, 4, [6], (4, 6))
+        fill(layer.weight, codes)
+        fill(layer.weight_scale, scale)
+        assert torch.equal(layer.weight, codes)
+        assert torch.equal(layer.weight_scale, scale)
+
+
 def test_fused_modules_must_share_the_input_scale() -> None:
     method, layer = linear("StaticLinear", 0, 8, [2, 3], (8, 5))
     for part, scale in enumerate((0.5, 0.25)):
