@@ -53,8 +53,9 @@ class _Work:
         self.down = choose(self.sizes.tokens, self._bytes(inputs.down_q))
         self.up = choose(self.sizes.tokens, self._bytes(inputs.up_q))
         self.after = choose(self.sizes.tokens, inputs.gamma_q.element_size())
-        # One start after another only where a call is short; the interpreter has no such starts.
-        self.pdl = self.down.overlap and inputs.x.is_cuda
+        # Processors before Hopper start a kernel when the one before it has ended.
+        cuda = inputs.x.is_cuda and torch.cuda.get_device_capability(inputs.x.device) >= (9, 0)
+        self.pdl = self.down.overlap and cuda
 
     def run(self) -> Outputs:
         inputs, sizes = self.inputs, self.sizes
@@ -134,6 +135,8 @@ class _Work:
         weight, weight2 = first.weight, last.weight
         if weight.stride(1) != weight2.stride(1):
             weight, weight2 = weight.contiguous(), weight2.contiguous()
+        # Float sums of the first product are made of parts where they are not split as well.
+        part = PART if parts or (len(linears) > 1 and not first.is_int8) else terms
         columns, more = first.weight.shape[0], last.weight.shape[0] if len(linears) > 1 else 0
         blocks = triton.cdiv(columns, tiles.columns) + triton.cdiv(more, tiles.columns)
         scale, scale2, bias, bias2 = (
@@ -142,7 +145,7 @@ class _Work:
         project[(blocks, triton.cdiv(self.sizes.tokens, tiles.tokens), max(1, parts))](
             x, x.stride(0), *_point(static, x), x if x_scale is None else x_scale,
             weight, weight.stride(0), weight2, weight2.stride(0), weight.stride(1), columns,
-            more, scale, scale2, bias, bias2, out, self.sizes.tokens, terms, PART,
+            more, scale, scale2, bias, bias2, out, self.sizes.tokens, terms, part,
             QUANTISE=mode, INT8=first.is_int8, BIAS=first.bias is not None,
             SCALED=x_scale is not None, SPLIT=parts > 0, BM=tiles.columns, BT=tiles.tokens,
             BK=tiles.terms, BX=min(QUANTISED, padded(terms)), PDL=self.pdl, INTERPRET=INTERPRETED,

@@ -70,7 +70,7 @@ def project(
     """[x W | x W2] of BM columns and BT tokens, weights [columns, terms].
 
     QUANTISE: 0 = x are codes or weights are float, 1 = x is quantised here per token, 2 = here with
-    the stored scale and offset. SPLIT: the sums of one part of the terms, as they are, into
+    the stored scale and offset. SPLIT: the sums of ``part`` terms, as they are, into
     out [parts, tokens, columns + columns2]; else all of them, finished, into out [tokens, ..].
     SCALED: tokens have scales. BX: terms that a step of the search for these scales reads.
     """
@@ -89,7 +89,7 @@ def project(
     weight = tl.where(second, w2, w) + tl.where(used, column, 0)[:, None] * weight_row
     begin, end = which * part, tl.minimum(terms, (which + 1) * part)
     if PDL:
-        ask(weight, w_col, begin, end, BM)
+        ask(weight, w_col, begin, end)
         gdc_wait()
     own = tl.zeros((BT,), tl.float32)
     if QUANTISE == 1:
@@ -130,13 +130,15 @@ def project(
 
 
 @triton.jit
-def ask(weight, w_col, begin, end, BM: tl.constexpr):
-    """Bring the terms from ``begin`` to ``end`` of BM weight rows into the L2 cache."""
-    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    line: tl.constexpr = 128 // size
-    for first in range(begin, end, 16 * line):
-        term = tl.minimum(first + line * tl.arange(0, 16), end - 1)
-        prefetch(weight + term[None, :] * w_col)
+def ask(weight, w_col, begin, end):
+    """Bring the first KiB of weight rows from ``begin`` on into the L2 cache.
+
+    A kernel's programs together ask for what memory delivers while they wait, not for more than
+    the cache holds.
+    """
+    line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    term = tl.minimum(begin + line * tl.arange(0, 8), end - 1)
+    prefetch(weight + term[None, :] * w_col)
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from tests.ops.triton.planted import plant
 # Nothing is a multiple of a tile; two parts of the first product.
 TINY = Sizes(96, 40, 2, 24, rope=16, latent=72)
 PARTS = Sizes(PART + 76, 48, 1, 16, rope=16, latent=32)
+WIDE = Sizes(PART + 76, PART + 44, 1, 16, rope=16, latent=32)
 ROWS = Sizes(64, 32, 1, 16)  # latents as packed rows have them
 MODES: tuple[dict[str, Any], ...] = (
     {"mode": 0},
@@ -33,6 +34,8 @@ MODES: tuple[dict[str, Any], ...] = (
 )
 # Several tiles of tokens, sums in one go, the input quantised beforehand.
 LONG = Tiles(1 << 62, 32, 16, 32, 32, 16, 4, 2, False, 0, 0, False)
+# Long sums in few steps.
+DEEP = LONG._replace(columns=512, terms=256)
 
 
 def cases() -> Iterator[MlapoCase]:
@@ -63,22 +66,24 @@ def test_conforms(case: MlapoCase) -> None:
     assert problem_of(case) == ""
 
 
-def long(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_long_calls_conform(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "choose", lambda tokens, size: LONG)
+    assert problem_of(MlapoCase(tokens=18, sizes=TINY, **mode)) == ""
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_long_calls_conform(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    long(monkeypatch)
-    assert problem_of(MlapoCase(tokens=18, sizes=TINY, **mode)) == ""
+def test_long_sums_conform(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "choose", lambda tokens, size: DEEP)
+    assert problem_of(MlapoCase(tokens=2, sizes=WIDE, **mode)) == ""
 
 
 def test_split_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = MlapoCase(tokens=3, sizes=PARTS, dtype=torch.float32).problem()
-    split = problem.run(public("triton"))
-    tiles = TABLE[4][0]._replace(split=False)
-    monkeypatch.setattr(host, "choose", lambda tokens, size: tiles)
+    monkeypatch.setattr(host, "choose", lambda tokens, size: DEEP)
     whole = problem.run(public("triton"))
+    monkeypatch.setattr(host, "choose", lambda tokens, size: DEEP._replace(split=True))
+    split = problem.run(public("triton"))
     for name, bits in split.items():
         assert torch.equal(bits.view(torch.uint8), whole[name].view(torch.uint8))
 
@@ -217,7 +222,9 @@ DYNAMIC = MlapoCase(tokens=3, sizes=TINY, mode=2)
 STATIC = MlapoCase(tokens=3, sizes=TINY, mode=2, static=True)
 SPLIT = MlapoCase(tokens=1, sizes=PARTS, mode=2)
 PACKED = MlapoCase(tokens=2, sizes=ROWS, packed=True)
-# right, wrong, a case to notice it; with LONG tiles where the name says so.
+DEEP_CASE = MlapoCase(tokens=1, sizes=WIDE, mode=2)
+DEEP_FLOAT = MlapoCase(tokens=1, sizes=WIDE)
+# right, wrong, a case to notice it; with LONG or DEEP tiles where the name says so.
 FAULTS = {
     "q latent not normed": ("norm(raw, gamma_q", "raw + 0 * norm(raw, gamma_q", FLOAT),
     "cache row not normed": ("norm(raw, gamma, c", "raw + 0 * norm(raw, gamma, c", FLOAT),
@@ -259,6 +266,8 @@ FAULTS = {
     "long: bias of the first weight": ("tl.where(second, bias2, bias)", "bias", STATIC),
     "long: columns of the first weight": ("tl.where(second, columns, 0)", "0 * columns", FLOAT),
     "long: tokens' scales forgotten": ("*= tl.load(x_scale", "*= 1 + 0 * tl.load(x_scale", DYNAMIC),
+    "deep: terms of one part": ("tl.minimum(terms, (which + 1) * part)", "1024", DEEP_CASE),
+    "deep: parts dropped": ("range(0, terms, part)", "range(0, part, part)", DEEP_FLOAT),
     "long: second weight not read": ("tl.where(second, w2, w)", "w", FLOAT),
 }  # fmt: skip
 
@@ -266,8 +275,9 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right, wrong, case = FAULTS[name]
-    if name.startswith("long"):
-        long(monkeypatch)
+    for prefix, tiles in (("long", LONG), ("deep", DEEP)):
+        if name.startswith(prefix):
+            monkeypatch.setattr(host, "choose", lambda tokens, size, tiles=tiles: tiles)
     plant(source, host, right, wrong, tmp_path, monkeypatch)
     with np.errstate(all="ignore"):
         assert problem_of(case)
