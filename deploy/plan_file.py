@@ -17,6 +17,7 @@ ROLES = ("mixed", "prefill", "decode")
 QUANTS = ("bf16", "w8a8", "w4a8")
 CACHES = ("bf16", "li-c8", "sfa-c8", "both")
 MOST_BYTES = 1 << 20
+_MOST_PARTS = 100_000
 _HINT = "write it with glm5-ascend plan --out, or see deploy/README.md for the keys"
 _KEYS = {"schema", "model", "quant", "kv", "release", "hardware", "roles", "predicted"}
 _CI_KEYS = {"deployment", "templates", "test_cases"}
@@ -152,22 +153,53 @@ class Plan:
                 f"{source} is a CI file of vllm-ascend, not a plan",
                 "make one of it first: glm5-ascend render FILE --format plan --out DIR",
             )
-        if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
-            raise PlanError(f"{source}: schema {brief(data['schema'])}, not {SCHEMA}", _HINT)
+        schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
+        if type(schema) is not int or schema != SCHEMA:
+            raise PlanError(f"{source}: schema {brief(schema)}, not {SCHEMA}", _HINT)
         return _plan(_object(data, source, _KEYS), source).check(source)
 
 
 def load_yaml(text: str, source: str) -> object:
-    """A YAML document of the user; raises ``PlanError``."""
+    """A YAML document of the user: plain values, every key once.
+
+    Raises:
+        PlanError: it cannot be read, or is endless once its aliases are followed.
+    """
     import yaml
 
-    from glm5_ascend.yaml_file import PlainLoader
+    from glm5_ascend.yaml_file import UniqueLoader
 
     try:
-        return yaml.load(text, PlainLoader)
+        document = yaml.load(text, UniqueLoader)
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise PlanError(f"{source} is no YAML: {reason}", _HINT) from error
+    _refuse_odd(document, source)
+    return document
+
+
+def _refuse_odd(document: object, source: str) -> None:
+    """Refuse values that JSON and a shell do not have, and aliases in aliases."""
+    count, open_ = 0, [document]
+    while open_:
+        value = open_.pop()
+        count += 1
+        if count > _MOST_PARTS:
+            raise PlanError(f"{source} has more than {_MOST_PARTS:,} parts", "write no aliases")
+        if isinstance(value, dict):
+            open_ += [*value, *value.values()]
+        elif isinstance(value, list):
+            open_ += value
+        elif isinstance(value, str):
+            # Half a surrogate cannot be written, and no shell has a NUL.
+            if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
+                raise PlanError(f"{source}: {brief(value)} is no text", "correct the text")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise PlanError(f"{source}: {value} is no number", "give a number")
+        elif value is not None and not isinstance(value, int | float):
+            raise PlanError(
+                f"{source}: {brief(value)} is no text and no number", "put it in quotes"
+            )
 
 
 def _plan(data: dict[str, object], source: str) -> Plan:

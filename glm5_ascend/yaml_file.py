@@ -23,3 +23,16 @@ class PlainLoader(yaml.SafeLoader):
             kind = node.tag.rpartition(":")[2]
             problem = f"{brief(node.value)} cannot be read as {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+class UniqueLoader(PlainLoader):
+    """The same, and a key that is there twice is an error; YAML keeps the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                problem = f"the key {brief(key.value)} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)

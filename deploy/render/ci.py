@@ -11,11 +11,14 @@ from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.ci_read import OWN
 from glm5_ascend.deploy.render.nodes import nodes
-from glm5_ascend.deploy.render.place import Place, engine_port, is_split
+from glm5_ascend.deploy.render.place import VARIABLE, Place, engine_port, is_split
 from glm5_ascend.deploy.render.script import quoted
+from glm5_ascend.errors import brief
 
 # The CI sets these itself, after looking at the machine.
 _SITE = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_FILLED = ("LOCAL_IP", "MASTER_IP", "NIC_NAME", "SERVER_PORT")
+_REFERENCE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 # Data sets that its own files use; a baseline is yours to measure.
 _BENCHMARKS = {
     "acc": {
@@ -115,6 +118,17 @@ def _command(plan: Plan, place: Place, number: int) -> ServeCommand:
 
 
 def _line(command: ServeCommand) -> str:
-    """One line: the CI splits it as a shell would, after it has filled in its variables."""
+    """One line: the CI splits it as a shell would, after it has filled in its variables.
+
+    Raises:
+        PlanError: a word of the plan has a variable that the CI would fill in, quoted or not.
+    """
+    for word in command.to_argv():
+        for match in _REFERENCE.finditer(word):
+            name = match[1] or match[2]
+            if name in (*command.env, *_SITE, *_FILLED) and not VARIABLE.fullmatch(word):
+                raise PlanError(
+                    f"{brief(word)} has ${name}, which the CI fills in", "render bash instead"
+                )
     words = [re.sub(r'^"(\$[A-Z_]+)"$', r"\1", quoted(word)) for word in command.to_argv()]
     return " ".join(words)

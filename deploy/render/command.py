@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +34,13 @@ def _formats(cluster: Cluster) -> dict[str, Files]:
     }
 
 
+# Options that a format has no place for.
+_UNUSED = {
+    "k8s": ("hosts",),
+    "ci": ("hosts", "nic", "proxy_script"),
+    "plan": ("checkpoint", "hosts", "nic", "port", "name", "proxy_script"),
+}
+_NAME = re.compile(r"node\d+(\.sh|\.compose\.yaml)|proxy\.sh")
 # Their runtime has the addresses: LeaderWorkerSet and the CI's own variables.
 TEMPLATED = ("k8s", "ci", "plan")
 
@@ -70,12 +79,14 @@ class Rendered:
 
     Attributes:
         lost: what was in a CI file and is in none of the texts.
+        unused: options without effect, and files of another plan in the folder.
     """
 
     format: str
     texts: dict[str, str]
     folder: Path | None
     lost: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
@@ -102,8 +113,8 @@ def render(options: RenderOptions) -> Rendered:
     plan, checkpoint, hosts, lost = _read(options)
     place = place_of(
         plan,
-        checkpoint=options.checkpoint or checkpoint,
-        hosts=options.hosts or hosts,
+        checkpoint=checkpoint if options.checkpoint is None else options.checkpoint,
+        hosts=hosts if options.hosts is None else options.hosts,
         nic=options.nic,
         port=options.port,
         name=options.name,
@@ -114,14 +125,23 @@ def render(options: RenderOptions) -> Rendered:
     if cluster != Cluster() and options.format != "k8s":
         raise PlanError(f"{options.format} has no scheduler", "these options go with --format k8s")
     texts = _formats(cluster)[options.format](plan, place)
+    unused = tuple(
+        f"--{name.replace('_', '-')} is not used for {options.format}"
+        for name in _UNUSED.get(options.format, ())
+        if getattr(options, name) not in (None, PORT)
+    )
     if options.dry_run:
-        return Rendered(options.format, texts, None, lost)
+        return Rendered(options.format, texts, None, lost, unused)
     if options.out is None:
         raise PlanError("there is no folder to write to", "add --out DIR, or --dry-run")
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_whole(options.out / name, text)
-    return Rendered(options.format, texts, options.out, lost)
+    write_all(options.out, texts)
+    unused += tuple(
+        f"{path} is of an earlier plan"
+        for path in sorted(options.out.iterdir())
+        if _NAME.fullmatch(path.name) and path.name not in texts
+    )
+    return Rendered(options.format, texts, options.out, lost, unused)
 
 
 def _read(options: RenderOptions) -> tuple[Plan, str | None, str | None, tuple[str, ...]]:
@@ -138,8 +158,35 @@ def _read(options: RenderOptions) -> tuple[Plan, str | None, str | None, tuple[s
     return Plan.read(document, str(options.plan)), None, None, ()
 
 
+def write_all(folder: Path, texts: dict[str, str]) -> None:
+    """Write every file under a temporary name, then rename them: no reader sees half a file, and a
+    failure leaves the old ones.
+
+    Raises:
+        OSError: a file cannot be written, or has the name of a folder.
+    """
+    made: dict[Path, str] = {}
+    try:
+        for name, text in texts.items():
+            target = folder / name
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+            made[target] = _temporary(target, text)
+        while made:
+            target = next(iter(made))
+            os.replace(made[target], target)
+            del made[target]
+    finally:
+        for temporary in made.values():
+            Path(temporary).unlink(missing_ok=True)
+
+
 def write_whole(target: Path, text: str) -> None:
-    """Write under a temporary name, then rename, so that no reader sees half a file."""
+    """:func:`write_all` of one file."""
+    write_all(target.parent, {target.name: text})
+
+
+def _temporary(target: Path, text: str) -> str:
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -149,7 +196,7 @@ def write_whole(target: Path, text: str) -> None:
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, (0o777 if text.startswith("#!") else 0o666) & ~mask)
-        os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    return temporary

@@ -33,6 +33,8 @@ def files(plan: Plan, place: Place, cluster: Cluster = DEFAULT) -> dict[str, str
     import yaml
 
     cluster.check()
+    if ":" in place.checkpoint:
+        raise PlanError(f"checkpoint {place.checkpoint} cannot be mounted", "use a path without :")
     if is_networked(plan) and not place.nic:
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
     # What stands for an address depends on the pod: its own, and its leader's.

@@ -119,7 +119,7 @@ def _launch(node: Node, facts: Facts, split: bool) -> Launch:
     spec = find_spec("mooncake") if split else None
     if spec is not None and spec.submodule_search_locations:
         # The Mooncake library sits in its Python package, which the loader does not search.
-        old = os.environ.get(_LIBRARIES, "")
+        old = environ.get(_LIBRARIES, os.environ.get(_LIBRARIES, ""))
         folders = [spec.submodule_search_locations[0], "/usr/local/lib64", "/usr/local/lib", old]
         environ[_LIBRARIES] = ":".join(filter(None, folders))
     return Launch(

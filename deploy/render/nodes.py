@@ -14,7 +14,14 @@ from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.releases import Release, release
 from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan, Value
-from glm5_ascend.deploy.render.place import Place, engine_port, is_split
+from glm5_ascend.deploy.render.place import (
+    Place,
+    engine_port,
+    is_networked,
+    is_split,
+    refuse_variable,
+)
+from glm5_ascend.errors import brief
 
 RPC_PORT = 12_980
 READY_S = 3600
@@ -23,6 +30,8 @@ _CONNECTOR = "MooncakeConnectorV1"
 # The transport takes random ports from 20000, 1000 per die of a server.
 _TRANSPORT_FIRST, _TRANSPORT_EACH = 20_000, 1000
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_OUR_VARIABLES = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_NUMBER = re.compile(r"-\d+(\.\d+)?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _OURS = (
@@ -61,6 +70,7 @@ def nodes(plan: Plan, place: Place) -> list[Node]:
             release that does not know what is needed.
     """
     found = release(plan.release)
+    _check_ports(plan, place)
     made = []
     for instance, role in enumerate(plan.roles):
         spread = _spread(plan, role)
@@ -77,6 +87,26 @@ def nodes(plan: Plan, place: Place) -> list[Node]:
             made.append(Node(number, role.role, instance, position == 0, ranks, command))
             start += ranks
     return sorted(made, key=lambda node: node.number)
+
+
+def _check_ports(plan: Plan, place: Place) -> None:
+    """Refuse a public port that would meet those between the servers."""
+    taken = range(RPC_PORT, RPC_PORT + 1) if is_networked(plan) else range(0)
+    transfer = range(_TRANSPORT_FIRST, _kv_port(plan, len(plan.roles))) if is_split(plan) else taken
+    for port in {place.port, engine_port(plan, place)}:
+        if port in taken or port in transfer:
+            last = transfer[-1] if port in transfer else RPC_PORT
+            raise PlanError(
+                f"port {port} is one of those between the servers",
+                f"give a --port below {min(taken[0], transfer[0]) - 100} or above {last}",
+            )
+
+
+def _kv_port(plan: Plan, instance: int) -> int:
+    """First port of an instance: one per rank, behind the transport's and those of the others."""
+    dies = hardware(f"{plan.sku}:{plan.servers}").sku.dies_per_server
+    before = sum(-(-role.group.dies // 100) * 100 for role in plan.roles[:instance])
+    return _TRANSPORT_FIRST + dies * _TRANSPORT_EACH + before
 
 
 def _spread(plan: Plan, role: RolePlan) -> list[int]:
@@ -113,6 +143,7 @@ def _flags(
                 f"flag {name!r} of {role.role} cannot be in a plan",
                 f"these are set when the plan is rendered: {', '.join(_OURS)}",
             )
+        _check_value(f"flag {name} of {role.role}", value)
         if sizes.get(name, value) != value:
             raise PlanError(
                 f"flag {name} of {role.role} is {value}, its layout is {role.layout}",
@@ -134,17 +165,34 @@ def _flags(
     return flags | {"seed": 1024, "enable-auto-tool-choice": True} | parsers | dict(role.flags)
 
 
+def _check_value(what: str, value: Value) -> None:
+    """Refuse what would be something else on the command line."""
+    items = value if isinstance(value, list) else [value]
+    if None in items or not items:
+        raise PlanError(f"{what} has no value", "true stands for a flag without value")
+    if any(isinstance(item, list | dict) for item in items) and isinstance(value, list):
+        raise PlanError(f"{what} has lists or mappings in a list", "give words")
+    for item in items:
+        if isinstance(item, str):
+            refuse_variable(what, item)
+            if item.startswith("-") and not _NUMBER.fullmatch(item):
+                raise PlanError(f"{what} is {brief(item)}", "vLLM would take it for a flag")
+
+
 def _env(
     plan: Plan, place: Place, role: RolePlan, number: int, found: Release
 ) -> Mapping[str, str]:
     for name, value in role.env.items():
-        if not _ENV_NAME.fullmatch(name) or "\0" in value:
-            raise PlanError(f"{name!r} is no environment variable", "correct `env` of the plan")
+        if not _ENV_NAME.fullmatch(name) or name in _OUR_VARIABLES:
+            raise PlanError(
+                f"{brief(name)} is no environment variable of a plan",
+                f"these are set when the plan is rendered: {', '.join(_OUR_VARIABLES)}",
+            )
+        refuse_variable(name, value)
     env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_S)}
     if is_split(plan) or len(role.nodes) > 1:
         env["HCCL_IF_IP"] = place.hosts[number]
-        names = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-        env |= dict.fromkeys(names, place.nic)
+        env |= dict.fromkeys(_OUR_VARIABLES[1:], place.nic)
     abort = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
     if is_split(plan) and abort in found.variables:
         env[abort] = str(_ABORT_S)
@@ -164,11 +212,7 @@ def _transfer(plan: Plan, instance: int, found: Release) -> dict[str, object]:
                 f"{role.role} has instances of different layouts",
                 "the connector knows one layout per side: make them equal",
             )
-    dies = hardware(f"{plan.sku}:{plan.servers}").sku.dies_per_server
-    # One port per rank, behind those of the transport and of the instances before.
-    port = _TRANSPORT_FIRST + dies * _TRANSPORT_EACH
-    for role in plan.roles[:instance]:
-        port += -(-role.group.dies // 100) * 100
+    port = _kv_port(plan, instance)
     if port + plan.roles[instance].group.dies > 60_000:
         raise PlanError("too many instances for the ports of the cache transfer", "plan for fewer")
     return {

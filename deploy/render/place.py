@@ -17,9 +17,15 @@ PROXY_SCRIPT = (
     "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/"
     "load_balance_proxy_server_example.py"
 )
-_NIC = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
+_NIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+# Words of ours that the shell, LeaderWorkerSet or the CI is to fill in.
+VARIABLE = re.compile(
+    r"\$(LWS_LEADER_ADDRESS|POD_IP|LOCAL_IP|MASTER_IP|NIC_NAME|SERVER_PORT)"
+    r"|\$\(\(LWS_WORKER_INDEX \* \d+\)\)"
+)
 # 100 ports above: the proxy has the public one.
 _BEHIND_PROXY = 100
+_ADDRESS_HINT = "give the IPv4 address of the interface itself, as HCCL wants it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +91,32 @@ def place_of(
         PlanError: an address, interface or path that cannot be, or that is missing.
         CatalogueError: a model that is not known.
     """
-    title = model(plan.model).title  # refuses models that are not known
+    found = model(plan.model)  # refuses models that are not known
+    if found.validation_only:
+        raise PlanError(f"{plan.model} is no GLM-5", "its sizes validate the model of performance")
     addresses = tuple(text.strip() for text in hosts.split(",")) if hosts else ()
     _check_hosts(addresses, plan, templated)
     if nic is not None and not _NIC.fullmatch(nic):
-        raise PlanError(f"{nic!r} is no name of an interface", "see `ip -br address`")
+        raise PlanError(f"{brief(nic)} is no name of an interface", "see `ip -br address`")
     if nic is None and is_networked(plan) and not templated:
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
     path = _absolute("checkpoint", default_checkpoint(plan) if checkpoint is None else checkpoint)
     script = _absolute("proxy script", PROXY_SCRIPT if proxy_script is None else proxy_script)
     if not 1 <= port <= 65_535 - _BEHIND_PROXY:
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
-    served = title if name is None else name
+    served = found.title if name is None else name
+    refuse_variable("the model's name", served)
     if not served or served.startswith("-") or not served.isprintable():
         raise PlanError(
             f"{brief(served)} is no model name", "give a name without control characters"
         )
     return Place(path, addresses, nic or "", port, served, script)
+
+
+def refuse_variable(what: str, text: str) -> None:
+    """Raise ``PlanError`` for a text of the user that would be taken for a variable of ours."""
+    if VARIABLE.fullmatch(text):
+        raise PlanError(f"{what} is {text}, which is filled in when it runs", "give the value")
 
 
 def _absolute(what: str, path: str) -> str:
@@ -113,11 +128,14 @@ def _absolute(what: str, path: str) -> str:
 def _check_hosts(addresses: Sequence[str], plan: Plan, templated: bool) -> None:
     for text in addresses:
         try:
-            ipaddress.IPv4Address(text)
+            address = ipaddress.IPv4Address(text)
         except ValueError as error:
-            raise PlanError(
-                f"{text!r} is no IPv4 address", "HCCL wants the address of the interface itself"
-            ) from error
+            raise PlanError(f"{brief(text)} is no IPv4 address", _ADDRESS_HINT) from error
+        if address.is_unspecified or address.is_multicast or address.is_reserved:
+            raise PlanError(f"{text} is no address of a server", _ADDRESS_HINT)
+    here = [text for text in addresses if text.startswith("127.")]
+    if here and len(here) != len(addresses):
+        raise PlanError(f"{here[0]} is every server's address of itself", _ADDRESS_HINT)
     if len(set(addresses)) != len(addresses):
         raise PlanError("an address is named twice", "give one address per node")
     if addresses and len(addresses) != plan.servers:

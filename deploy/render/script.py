@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 
 from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.render.nodes import Node, nodes, proxy_words
-from glm5_ascend.deploy.render.place import Place, is_split
+from glm5_ascend.deploy.render.place import VARIABLE, Place, is_split
 from glm5_ascend.deploy.render.proxy import beside_engine, endpoints, proxy_node, waiting_body
 
-# Words of ours that the shell, LeaderWorkerSet or the CI is to fill in; a user's are kept as is.
-_VARIABLE = re.compile(r"\$(LWS_LEADER_ADDRESS|POD_IP|LOCAL_IP|MASTER_IP|NIC_NAME|SERVER_PORT)")
-_ARITHMETIC = re.compile(r"\$\(\(LWS_WORKER_INDEX \* \d+\)\)")
 # The Mooncake library sits in its Python package, which the loader does not search.
 _LIBRARIES = """\
 find='import importlib.util as u; print(u.find_spec("mooncake").submodule_search_locations[0])'
@@ -25,9 +21,9 @@ export LD_LIBRARY_PATH="$mooncake:/usr/local/lib64:/usr/local/lib:${LD_LIBRARY_P
 
 def quoted(word: str) -> str:
     """A word for a shell; the known variables and ``$((LWS_WORKER_INDEX * 4))`` are left to it."""
-    if _VARIABLE.fullmatch(word):
-        return f'"{word}"'
-    return word if _ARITHMETIC.fullmatch(word) else shlex.quote(word)
+    if VARIABLE.fullmatch(word):
+        return word if word.startswith("$((") else f'"{word}"'
+    return shlex.quote(word)
 
 
 def lines_of(node: Node) -> str:

@@ -17,6 +17,7 @@ from tools.oracle.trials import Record
 from tools.oracle.words import Command, read_command
 
 LOADS = Path(__file__).with_name("plans.toml")
+RECORDED = Path(__file__).resolve().parents[2] / "tests" / "data" / "deploy" / "plans"
 # Interface and addresses are this site's; the engines are asked on one machine.
 _NIC = "eth0"
 
@@ -28,11 +29,17 @@ def loads() -> list[dict[str, Any]]:
     return found
 
 
-def planned(load: dict[str, Any], version: str, folder: Path) -> Path:
-    """Run ``plan`` for a release and return the plan file."""
-    target = folder / "plan.yaml"
+def plan_anew(load: dict[str, Any], version: str, target: Path) -> None:
+    """Run ``plan`` for a release and write the plan file."""
     _run("plan", *shlex.split(load["words"]), "--for", version, "--out", str(target))
-    return target
+
+
+def plan_all_anew(version: str) -> None:
+    """Replace the recorded plan files of a release."""
+    folder = RECORDED / version
+    folder.mkdir(parents=True, exist_ok=True)
+    for load in loads():
+        plan_anew(load, version, folder / f"{load['id']}.yaml")
 
 
 def node_commands(file: Path, checkpoint: str | None = None) -> list[Command]:
@@ -53,18 +60,23 @@ def node_commands(file: Path, checkpoint: str | None = None) -> list[Command]:
     return made
 
 
-def plans(version: str, folder: Path) -> list[Record]:
-    """Every node's command of every load for a release: ``id``, ``chip``, ``line``, ``command``."""
+def plans(version: str) -> list[Record]:
+    """Every node's command of the recorded plans of a release: ``id``, ``chip``, ``line``,
+    ``command``."""
     made = []
     for load in loads():
-        file = planned(load, version, folder)
+        file = RECORDED / version / f"{load['id']}.yaml"
         chip = hardware(Plan.load(file).sku).sku.chip
         for number, command in enumerate(node_commands(file, load.get("checkpoint"))):
-            variables = [f"{name}={value}" for name, value in command.env.items()]
-            line = shlex.join([*variables, "vllm", *command.argv])
-            entry = {"id": f"{load['id']}: node {number}", "chip": chip, "line": line}
+            entry = {"id": f"{load['id']} node {number}", "chip": chip, "line": line_of(command)}
             made.append({**entry, "command": command})
     return made
+
+
+def line_of(command: Command) -> str:
+    """A command as one line for a shell."""
+    variables = [f"{name}={value}" for name, value in command.env.items()]
+    return shlex.join([*variables, "vllm", *command.argv])
 
 
 def _run(*words: str) -> str:

@@ -1,10 +1,11 @@
-"""Record verdicts as data: ``python -m tools.oracle.record checkpoints|commands|recipes|fixes``.
+"""Record verdicts as data: ``python -m tools.oracle.record KIND``.
 
 ``checkpoints`` damages tiny checkpoints of ours in every known way and loads them;
 ``commands`` puts the corpus of ``tools/oracle/commands.toml`` to the real parser;
 ``recipes`` does the same with the commands in vllm-ascend's own pages, ``fixes`` with what
-``glm5-ascend check --fix`` makes of wrong ones. Each replaces its file of
-JSON lines for the releases that were named, and keeps the rows of others.
+``glm5-ascend check --fix`` makes of wrong ones, ``plans`` with every node of the plans of
+``tools/oracle/plans.toml``. Each replaces its file of JSON lines for the releases that were named,
+and keeps the rows of others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tools.oracle.corpus import corpus
 from tools.oracle.fixes import fixes
 from tools.oracle.install import Environment
 from tools.oracle.mutations import MUTATIONS, MUTATIONS_51
+from tools.oracle.plans import plan_all_anew, plans
 from tools.oracle.recipes import recipes
 from tools.oracle.releases import find_release
 from tools.oracle.sample import write_sample
@@ -34,6 +36,7 @@ CHECKPOINTS = _ROOT / "tests" / "data" / "oracle" / "checkpoints.jsonl"
 COMMANDS = _ROOT / "tools" / "results" / "strict_oracle_commands.jsonl"
 RECIPES = _ROOT / "tools" / "results" / "strict_oracle_recipes.jsonl"
 FIXES = _ROOT / "tools" / "results" / "strict_oracle_fixes.jsonl"
+PLANS = _ROOT / "tools" / "results" / "strict_oracle_plans.jsonl"
 _DEFAULT = ("0.23.0.post1", "0.30.0rc2")
 _SHOWN = 4
 
@@ -75,6 +78,12 @@ def fix_rows(environment: Environment) -> Iterator[Record]:
     yield from _command_rows(environment, fixes(environment.release.version))
 
 
+def plan_rows(environment: Environment) -> Iterator[Record]:
+    """Verdicts on what ``serve --plan`` runs of plans made anew."""
+    plan_all_anew(environment.release.version)
+    yield from _command_rows(environment, plans(environment.release.version))
+
+
 def _command_rows(environment: Environment, entries: list[Record]) -> Iterator[Record]:
     with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
         asked = []
@@ -106,6 +115,7 @@ _KINDS: dict[str, tuple[Path, Callable[[Environment], Iterator[Record]]]] = {
     "commands": (COMMANDS, command_rows),
     "recipes": (RECIPES, recipe_rows),
     "fixes": (FIXES, fix_rows),
+    "plans": (PLANS, plan_rows),
 }
 
 
