@@ -8,8 +8,8 @@ from glm5_ascend.deploy.layout import Group
 PROCESSES = 4
 
 
-def clip(group: Group, config: Glm5Config, expert_parallel: bool) -> Group:
-    """The largest layout of at most ``PROCESSES`` ranks that is parallel in the same directions.
+def clip(group: Group, config: Glm5Config, expert_parallel: bool, most: int = PROCESSES) -> Group:
+    """The largest layout of at most ``most`` ranks that is parallel in the same directions.
 
     TP divides the plan's TP, and the heads and widths of the model; with expert parallelism DP x TP
     divides its experts. Directions that the plan has count most, then ranks, then DP. Pipelines
@@ -17,10 +17,10 @@ def clip(group: Group, config: Glm5Config, expert_parallel: bool) -> Group:
     """
     widths = (config.num_attention_heads, config.intermediate_size, config.moe_intermediate_size)
     found = []
-    for tp in range(1, PROCESSES + 1):
+    for tp in range(1, most + 1):
         if group.tp % tp or any(width % tp for width in widths):
             continue
-        for dp in range(1, min(group.dp, PROCESSES // tp) + 1):
+        for dp in range(1, min(group.dp, most // tp) + 1):
             if expert_parallel and config.n_routed_experts % (dp * tp):
                 continue
             found.append(((dp > 1) + (tp > 1), dp * tp, dp, tp))

@@ -21,7 +21,6 @@ _DROPPED = {
         *("--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size"),
     ),
     "the CPU engine does not balance experts": ("--enable-eplb", "--eplb-config"),
-    "no cache is sent between engines here": ("--kv-transfer-config",),
     "only vllm-ascend reads it": ("--additional-config",),
     "there is no memory of a device; the cache has 256 MiB": ("--gpu-memory-utilization",),
     "the CPU engine captures no graphs": (

@@ -6,8 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,15 +17,18 @@ from glm5_ascend.deploy.catalogue.models import model as known_model
 from glm5_ascend.deploy.command import Launch, cpu_launch
 from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.plan_file import Plan, PlanError
-from glm5_ascend.deploy.preflight import check_all
+from glm5_ascend.deploy.preflight import check_all, check_port
 from glm5_ascend.deploy.render.place import PORT, Place
 from glm5_ascend.deploy.serve import foreground, ready_timeout
-from glm5_ascend.deploy.simulate.translate import Translation, translate
+from glm5_ascend.deploy.simulate.split import Prefill
+from glm5_ascend.deploy.simulate.translate import StandIn, Translation, translate
 from glm5_ascend.deploy.supervise import Child, caught_signals, child_failed
 from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import ExitCode, PreflightError
 
 SMALL_MODEL = Path(assets.__file__).parent / "small-glm5"
+_LOOPBACK = "127.0.0.1"
+_CACHES = "caches"
 _BESIDE = ("--port", "--served-model-name")
 # What the servers of the plan have and a simulation needs not: named so where it is dropped.
 _ADDRESS, _INTERFACE = "ADDRESS", "INTERFACE"
@@ -66,31 +68,58 @@ def run(wanted: Simulation, *, dry_run: bool) -> int:
     """
     plan = Plan.load(wanted.plan)
     place = _place(plan, wanted)
-    source = wanted.model or SMALL_MODEL
     quantise = wanted.model is None and plan.quant != "bf16"
-    found = translate(plan, place, source, quantise)
-    _announce(plan, source, quantise, found, wanted.unused)
+    model = StandIn.of(wanted.model or SMALL_MODEL, quantise)
     if dry_run:
-        copy = Path(f"{source.name}-{plan.quant}") if quantise else source
+        folder = Path()
+        found = translate(plan, place, model, folder / _CACHES)
+        _announce(plan, model, quantise, found, wanted.unused)
+        served = _served(model, plan.quant, folder) if quantise else model.source
         if quantise:
-            put(shlex.join(_quantize(source, copy, plan.quant)))
-        put(_launch(found, copy, wanted.op_backend).render())
+            put(shlex.join(_quantize(model.source, served, plan.quant)))
+        put("\n".join(_launch(one, served, wanted.op_backend).render() for one in found))
         return ExitCode.DONE
-    engines.check_backend(Engine.CPU, wanted.op_backend)
+    with tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name:
+        folder = Path(name)
+        (folder / _CACHES).mkdir()
+        found = translate(plan, place, model, folder / _CACHES)
+        _announce(plan, model, quantise, found, wanted.unused)
+        _check(model, found, place, wanted.op_backend)
+        served = model.source
+        if quantise:
+            served = _served(model, plan.quant, folder)
+            if not _made(_quantize(model.source, served, plan.quant)):
+                return ExitCode.INTERRUPTED
+        launches = [_launch(one, served, wanted.op_backend) for one in found]
+        return _run(launches, found, place.port)
+
+
+def _check(model: StandIn, found: Sequence[Translation], place: Place, op_backend: str) -> None:
+    engines.check_backend(Engine.CPU, op_backend)
     facts = engines.detect()
     if facts.vllm_ascend:
         raise PreflightError(
             "a simulation needs vLLM for CPUs, and vllm-ascend is installed here",
             f"use another virtual environment with {engines.INSTALL}",
         )
-    engines.check(Engine.CPU, facts, {**os.environ, **found.environ})
-    args = VllmArgs.parse([word for flag in found.flags for word in flag])
-    check_all(source, args, Engine.CPU)
+    check_port(_LOOPBACK, place.port)
+    for one in found:
+        engines.check(Engine.CPU, facts, {**os.environ, **one.environ})
+        check_all(model.source, VllmArgs.parse(one.words), Engine.CPU)
+
+
+def _run(launches: Sequence[Launch], found: Sequence[Translation], port: int) -> int:
+    """Run the engine, or decode with prefill and proxy beside it."""
     timeout_s = ready_timeout(os.environ)
-    with _checkpoint(source, plan.quant if quantise else None) as served:
-        if served is None:
-            return ExitCode.INTERRUPTED
-        code = foreground(_launch(found, served, wanted.op_backend), args, timeout_s)
+    args = VllmArgs.parse(found[0].words)
+    if len(launches) == 1:
+        code = foreground(launches[0], args, timeout_s)
+    else:
+        beside = Prefill(launches[1], port, found[1].port, found[0].port, timeout_s)
+        try:
+            code = foreground(launches[0], args, timeout_s, beside)
+        finally:
+            beside.stop()
     if code == ExitCode.DONE:
         # Nobody asked it to: so ends vLLM when one of its engines dies.
         raise child_failed("the engine", code, "one of its processes failed: see its log above")
@@ -114,23 +143,34 @@ def _place(plan: Plan, wanted: Simulation) -> Place:
 
 
 def _announce(
-    plan: Plan, source: Path, quantise: bool, found: Translation, unused: Sequence[str]
+    plan: Plan,
+    model: StandIn,
+    quantise: bool,
+    found: Sequence[Translation],
+    unused: Sequence[str],
 ) -> None:
     note("simulation on this CPU: no NPU is involved, and speed says nothing about Ascend")
-    note(f"layout: {found.layout}")
     how = f", quantised to {plan.quant} for this run," if quantise else ""
-    note(f"model: {source}{how} stands in for {known_model(plan.model).title} {plan.quant}")
-    for line in found.notes:
-        note(line)
+    note(f"model: {model.source}{how} stands in for {known_model(plan.model).title} {plan.quant}")
+    for one in found:
+        note(f"layout: {one.layout}")
+    for one in found:
+        for line in one.notes:
+            note(line if len(found) == 1 else f"{one.role}: {line}")
+    if len(found) > 1:
+        note("changed: the proxy is this program's")
     if unused:
         note(f"not used: {', '.join(unused)} (for the plan's servers)")
 
 
-def _launch(found: Translation, served: Path, op_backend: str) -> Launch:
-    words = [word for flag in found.flags for word in flag]
-    launch = cpu_launch(served, words, os.environ, op_backend)
-    environ = {**launch.environ, **found.environ}
-    return replace(launch, environ=environ, defaults=(*launch.defaults, *found.flags), user=())
+def _launch(one: Translation, served: Path, op_backend: str) -> Launch:
+    launch = cpu_launch(served, one.words, os.environ, op_backend)
+    environ = {**launch.environ, **one.environ}
+    return replace(launch, environ=environ, defaults=(*launch.defaults, *one.flags), user=())
+
+
+def _served(model: StandIn, scheme: str, folder: Path) -> Path:
+    return folder / f"{model.source.name}-{scheme}"
 
 
 def _quantize(source: Path, target: Path, scheme: str) -> list[str]:
@@ -138,26 +178,20 @@ def _quantize(source: Path, target: Path, scheme: str) -> list[str]:
     return [*words, "--scheme", scheme]
 
 
-@contextmanager
-def _checkpoint(source: Path, scheme: str | None) -> Iterator[Path | None]:
-    """What is served: ``source``, or a quantised copy while the block runs; None if interrupted.
+def _made(quantize: Sequence[str]) -> bool:
+    """Run the quantiser; false when it was interrupted.
 
     Raises:
-        ChildFailed: it could not be quantised.
+        ChildFailed: it failed.
     """
-    if scheme is None:
-        yield source
-        return
-    with caught_signals() as caught, tempfile.TemporaryDirectory(prefix="glm5-ascend-") as folder:
-        target = Path(folder) / f"{source.name}-{scheme}"
-        note(f"quantising {source.name} to {scheme}")
-        child = Child(_quantize(source, target, scheme), {**os.environ}, output=2)
+    with caught_signals() as caught:
+        child = Child(quantize, os.environ, output=2)
         try:
             code = None
             while code is None and not caught:
                 code = child.wait(0.1)
         finally:
             child.stop(1.0)
-        if code and not caught:
-            raise child_failed("quantising", code, "its messages above say why")
-        yield None if caught else target
+    if code and not caught:
+        raise child_failed("quantising", code, "its messages above say why")
+    return not caught

@@ -3,7 +3,7 @@
 It stands in for MooncakeConnectorV1 where no NPU is. The prefill request names a key in
 ``kv_transfer_params`` (``{"save": KEY}``), the decode request the same key (``{"load": KEY}``). The
 file holds the cache blocks of the prompt, of every layer: latents, indexer keys and those of the
-draft layer. Latents are the same on all ranks of TP, so the first one writes, and layouts may differ.
+draft layer. All ranks of TP hold the same, so the first one writes, and layouts may differ.
 """
 
 from __future__ import annotations
