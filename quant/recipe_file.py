@@ -156,14 +156,18 @@ class _Reader:
             mtp=self._choice(top.get("mtp", "w8"), "mtp", get_args(MtpName)),
             kv=self._choice(top.get("kv", "none"), "kv", get_args(KvName)),
             kv_except=self._many(top.get("kv_except", []), "kv_except", self._layer),
-            smoothing=self._many(
-                top.get("smoothing", []),
-                "smoothing",
-                lambda value, where: self._choice(value, where, get_args(SmoothingName)),
-            ),
+            smoothing=self._smoothing(top.get("smoothing", [])),
             format=self._choice(top.get("format", "ascend"), "format", get_args(FormatName)),
             calibration=self._calibration(top.get("calibration", {})),
         )
+
+    def _smoothing(self, value: object) -> tuple[SmoothingName, ...]:
+        names: tuple[SmoothingName, ...] = self._many(
+            value, "smoothing", lambda one, where: self._choice(one, where, get_args(SmoothingName))
+        )
+        if {"awq", "fit-experts"} <= set(names):
+            self._fail("`smoothing` names awq and fit-experts, which are for the same modules")
+        return names
 
     def _rules(self, value: object) -> Iterable[Rule]:
         if not isinstance(value, list) or not value:

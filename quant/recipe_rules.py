@@ -22,7 +22,7 @@ DtypeName = Literal["bfloat16", "float32"]
 MtpName = Literal["w8", "float", "rules"]
 KvName = Literal["none", "c8"]
 FormatName = Literal["ascend", "compressed-tensors"]
-SmoothingName = Literal["flex", "awq"]
+SmoothingName = Literal["flex", "fit", "awq", "fit-experts"]
 # Roundings that need the second moments of a module's input.
 CALIBRATED: tuple[RoundingName, ...] = ("gptq", "descent")
 
@@ -103,7 +103,9 @@ class Recipe:
         mtp: the MTP layer's modules in int8 (``w8``), ``float``, or as the rules say.
         kv: ``c8`` marks the layers whose indexer keys the engine may cache in int8.
         kv_except: layers that are not marked.
-        smoothing: methods that move outliers from activations to weights, in order.
+        smoothing: methods that move outliers from activations to weights: ``flex`` for the inputs
+            of attention's linears, ``fit`` for dense blocks and shared experts, ``awq`` or
+            ``fit-experts`` for routed experts.
         format: of the files: for vllm-ascend, or for vLLM elsewhere.
         calibration: used if rounding, a static scheme or smoothing need one.
     """

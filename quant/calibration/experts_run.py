@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 
 from glm5_ascend.quant.calibration.folded_store import FoldedStore, solved_linear
 from glm5_ascend.quant.calibration.parallel import in_order
-from glm5_ascend.quant.calibration.smoothing_run import expert_vector, spread
+from glm5_ascend.quant.calibration.smoothing_run import ExpertMethod, expert_vector, fit, spread
 from glm5_ascend.quant.calibration.solver import Solver
 from glm5_ascend.quant.calibration.statistics import Moments
 from glm5_ascend.quant.methods.hessian import Factor
@@ -73,7 +73,7 @@ def solve_experts(
     routing: Routing,
     mlp_input: Tensor,
     solver: Solver,
-    has_vectors: bool,
+    method: ExpertMethod | None,
     average: Moments | None,
 ) -> Iterator[Solved]:
     """Solve the routed experts of a layer in their order.
@@ -84,13 +84,13 @@ def solve_experts(
         routing: of all tokens.
         mlp_input: F32 [T, H].
         solver: rounding.
-        has_vectors: search a smoothing vector between up and down of each expert.
+        method: finds the smoothing vector between up and down of each expert; None for none.
         average: moments of ``mlp_input`` over all tokens, which stand in for rows that an expert
             lacks.
     """
 
     def one(expert: int) -> Solved:
-        return _Expert(store, layer, expert, solver, has_vectors, average).solve(
+        return _Expert(store, layer, expert, solver, method, average).solve(
             *routing.of(expert), mlp_input
         )
 
@@ -104,11 +104,11 @@ class _Expert:
         layer: int,
         expert: int,
         solver: Solver,
-        has_vectors: bool,
+        method: ExpertMethod | None,
         average: Moments | None,
     ) -> None:
         self._store, self._layer, self._expert = store, layer, expert
-        self._solver, self._has_vectors, self._average = solver, has_vectors, average
+        self._solver, self._method, self._average = solver, method, average
         prefix = f"model.layers.{layer}.mlp.experts.{expert}"
         self._names = {part: f"{prefix}.{part}_proj.weight" for part in ("gate", "up", "down")}
 
@@ -125,11 +125,9 @@ class _Expert:
                 result[piece] = silu(gate(x)) * up(x)
             return result
 
-        if self._has_vectors and len(tokens):
+        if self._method is not None and len(tokens):
             values = active(*(self._store.linear(self._module(part)) for part in ("gate", "up")))
-            known = self._factor(("down",), weights, values.__getitem__)
-            sample = spread(values, self._solver.setting.sample)
-            expert_vector(self._store, self._layer, self._expert, sample, known)
+            self._find_vector(values, weights)
             del values
         known = self._factor(("gate", "up"), weights, inputs)
         gate, up = (self._round(part, known, tensors) for part in ("gate", "up"))
@@ -140,6 +138,14 @@ class _Expert:
         for piece in _pieces(tokens):
             output[piece] = down(values[piece]) * weights[piece, None]
         return Solved(self._expert, tensors, tokens, output)
+
+    def _find_vector(self, values: Tensor, weights: Tensor) -> None:
+        if self._method == "fit":
+            fit(self._store, self._layer, f"mlp.experts.{self._expert}", values)
+            return
+        known = self._factor(("down",), weights, values.__getitem__)
+        sample = spread(values, self._solver.setting.sample)
+        expert_vector(self._store, self._layer, self._expert, sample, known)
 
     def _module(self, part: str) -> str:
         return self._names[part].removesuffix(".weight")

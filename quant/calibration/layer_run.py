@@ -15,7 +15,15 @@ from glm5_ascend.quant.calibration.attention_run import READERS, Sequence, atten
 from glm5_ascend.quant.calibration.experts_run import Routing, route, solve_experts
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.parallel import in_order
-from glm5_ascend.quant.calibration.smoothing_run import ATTENTION, is_quantised, smooth, spread
+from glm5_ascend.quant.calibration.smoothing_run import (
+    ATTENTION,
+    FIT_ROWS,
+    expert_method,
+    fit,
+    is_quantised,
+    smooth,
+    spread,
+)
 from glm5_ascend.quant.calibration.solver import Solver, wanted_of
 from glm5_ascend.quant.calibration.statistics import InputStatistics, Moments, Wanted
 from glm5_ascend.quant.methods.smooth_groups import group_of
@@ -174,14 +182,13 @@ class LayerRun:
         del mlp
         pairs = sum(self.routing.counts)
         done = 0
-        has_vectors = "awq" in self._smoothing
         solved = solve_experts(
             self._store,
             self._layer,
             self.routing,
             self._mlp_input,
             self._solver,
-            has_vectors,
+            expert_method(self._smoothing),
             self._average_input(),
         )
         for one in solved:
@@ -206,10 +213,9 @@ class LayerRun:
         self, block: str, *, report: bool = True
     ) -> Iterator[tuple[Step, dict[str, Tensor]]]:
         """A dense block or the shared expert; adds its output to the following hidden states."""
-        if "flex" in self._smoothing:
-            gated = self._load_gated(block)
-            x = spread(self._mlp_input, self._solver.setting.sample)
-            smooth(self._store, self._layer, {block: silu(gated.gate(x)) * gated.up(x)})
+        if "fit" in self._smoothing:
+            gated, x = self._load_gated(block), spread(self._mlp_input, FIT_ROWS)
+            fit(self._store, self._layer, block, silu(gated.gate(x)) * gated.up(x))
         first = self._readers(block, _PARTS[:2])
         statistics = self._statistics(first)
         if statistics is not None:

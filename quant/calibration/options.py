@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.quant.recipe_rules import Recipe, Rule
+from glm5_ascend.quant.recipe_rules import Recipe, Rule, SmoothingName
 from glm5_ascend.quant.scheme import Scheme
 
 Propagate = Literal["quantised", "float"]
@@ -38,6 +38,7 @@ class Setting:
 
 
 USUAL = Setting()
+_USUAL_SMOOTHING: tuple[SmoothingName, ...] = ("fit",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class CalibrationOptions:
 
     Attributes:
         text: a file, or ``default``. Where nothing in the recipe needs one, int4 modules are then
-            rounded by GPTQ, or all of them if there are none in int4.
+            rounded by GPTQ, or all of them if there are none in int4, and vectors are fitted in
+            dense blocks and shared experts.
         tokens: budget.
         work_dir: for activations; a hidden directory beside the destination if None.
         setting: how to calibrate; its threads are the workers of the run.
@@ -68,8 +70,8 @@ class CalibrationOptions:
         Raises:
             ConfigError: an option of calibrations for a recipe without one.
         """
-        if self.text is not None and not recipe.needs_calibration:
-            recipe = replace(recipe, rules=_calibrated(recipe.rules))
+        if self.text is not None and not (recipe.needs_calibration or recipe.is_float):
+            recipe = replace(recipe, rules=_calibrated(recipe.rules), smoothing=_USUAL_SMOOTHING)
         if not recipe.needs_calibration:
             if self != FROM_RECIPE:
                 raise ConfigError(

@@ -1,19 +1,22 @@
 """Smoothing vectors of one layer, searched on a sample of its activations.
 
-``flex`` (:func:`smooth_search`) takes the inputs of attention's linears, the value heads and the
-up projections of dense and shared blocks; ``awq`` the up projections of routed experts, where a
-down projection by GPTQ has its vector chosen by what GPTQ leaves (:func:`pivot_search`). Every
-reader of an activation gets its columns multiplied, quantised or not.
+``flex`` (:func:`smooth_search`) takes the inputs of attention's linears and the value heads;
+``fit`` (:func:`fitted_search`) the up projections of dense and shared blocks, ``fit-experts`` those
+of routed experts; so does ``awq``, where a down projection by GPTQ has its vector chosen by what
+GPTQ leaves (:func:`pivot_search`). Every reader of an activation gets its columns multiplied,
+quantised or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
+from glm5_ascend.quant.methods.fitted_smoothing import fitted_search
 from glm5_ascend.quant.methods.grid import INT4, INT8, Grid
 from glm5_ascend.quant.methods.hessian import Factor
 from glm5_ascend.quant.methods.smooth_groups import Group, factors, group_of, merged
@@ -26,12 +29,23 @@ from glm5_ascend.quant.methods.smoothing import (
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
 
+ExpertMethod = Literal["awq", "fit"]
+
+# Rows that a vector is fitted to; with a tenth of them the fit does not hold for other text.
+FIT_ROWS = 8192
 # Activations that vectors divide, by what the attention run calls the input of their readers.
 ATTENTION: Mapping[str, str] = {
     "block": "input_layernorm",
     "query": "q_a_layernorm",
     "values": "values",
 }
+
+
+def expert_method(smoothing: Sequence[str]) -> ExpertMethod | None:
+    """What finds the vectors of routed experts by a recipe's methods."""
+    if "fit-experts" in smoothing:
+        return "fit"
+    return "awq" if "awq" in smoothing else None
 
 
 def grid_of(step: Step) -> Grid | None:
@@ -65,6 +79,22 @@ def smooth(store: FoldedStore, layer: int, samples: Mapping[str, Tensor]) -> Non
         vector = smooth_search(sample, _consumers(store, group), gamma=gamma).vector
         found.append(factors(group, vector))
     store.scales = merged(found)
+
+
+def fit(store: FoldedStore, layer: int, block: str, sample: Tensor) -> None:
+    """Fit the vector between up and down of a block and put it into ``store.scales``.
+
+    Args:
+        store: weights, without a vector there.
+        layer: index.
+        block: as in :func:`group_of`.
+        sample: F32 [T, width] of the activations.
+    """
+    group = group_of(store.config, layer, block)
+    if is_quantised(store, group) and len(sample):
+        vector = fitted_search(spread(sample, FIT_ROWS), _consumers(store, group)).vector
+        # In place: experts are fitted side by side.
+        store.scales.update(factors(group, vector))
 
 
 def expert_vector(

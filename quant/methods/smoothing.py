@@ -93,8 +93,8 @@ def smooth_search(
     Raises:
         ValueError: no tokens, or no quantised consumer.
     """
-    known, kept = _halves(inputs)
-    trial = _Trial(kept, consumers, gamma, _nearest)
+    known, kept = halves(inputs)
+    trial = Trial(kept, consumers, gamma)
     size = known.abs().amax(0).double().clamp_min(_TINY)
     weights = torch.stack([c.weight.abs().amax(0) for c in trial.readers]).amax(0)
     largest = weights.double().clamp_min(_TINY)
@@ -110,8 +110,8 @@ def awq_search(
     inputs: Tensor, consumers: Sequence[Consumer], *, gamma: Tensor | None = None
 ) -> Smoothing:
     """Search ``mean|x|^a`` over a; arguments, result and errors of :func:`smooth_search`."""
-    known, kept = _halves(inputs)
-    trial = _Trial(kept, consumers, gamma, _nearest)
+    known, kept = halves(inputs)
+    trial = Trial(kept, consumers, gamma)
     size = known.abs().double().mean(0).clamp_min(_TINY)
     for step in range(1, _STEPS + 1):
         trial.offer(size ** (step / _STEPS))
@@ -134,7 +134,7 @@ def pivot_search(
     Raises:
         ValueError: as for :func:`smooth_search`.
     """
-    trial = _Trial(inputs, consumers, gamma, _sequential(factor))
+    trial = Trial(inputs, consumers, gamma, _sequential(factor))
     pivots = factor.importance()
     power = torch.stack([c.weight.square().mean(0) for c in trial.readers]).mean(0)
     ratio = pivots.double().sqrt() / power.double().sqrt().clamp_min(_TINY)
@@ -171,7 +171,7 @@ def output_error(
     return sum(errors) / len(errors)
 
 
-def _halves(inputs: Tensor) -> tuple[Tensor, Tensor]:
+def halves(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Rows for candidates and rows to measure them on; one row is both."""
     return (inputs[::2], inputs[1::2]) if len(inputs) > 1 else (inputs, inputs)
 
@@ -199,7 +199,7 @@ def _sequential(factor: Factor) -> Rounder:
     return codes_of
 
 
-class _Trial:
+class Trial:
     """Measures candidates and keeps the best; ones are measured first."""
 
     def __init__(
@@ -207,7 +207,7 @@ class _Trial:
         inputs: Tensor,
         consumers: Sequence[Consumer],
         gamma: Tensor | None,
-        rounder: Rounder,
+        rounder: Rounder | None = None,
     ) -> None:
         self.readers = [c for c in consumers if c.grid is not None]
         if not self.readers or not inputs.shape[0]:
@@ -219,7 +219,7 @@ class _Trial:
 
     def offer(self, vector: Tensor) -> float:
         """Measure ``vector`` divided by its geometric mean, as it will be applied."""
-        candidate = snapped(vector / vector.log().mean().exp(), self._gamma)
+        candidate = snapped(normalised(vector), self._gamma)
         error = output_error(self._inputs, self.readers, candidate, self._rounder)
         if error < self._error:
             self._vector, self._error = candidate, error
@@ -227,6 +227,11 @@ class _Trial:
 
     def result(self) -> Smoothing:
         return Smoothing(self._vector, self._error, self._plain)
+
+
+def normalised(vector: Tensor) -> Tensor:
+    """``vector`` over its geometric mean: the scale of the whole belongs to no channel."""
+    return vector / vector.log().mean().exp()
 
 
 def snapped(vector: Tensor, gamma: Tensor | None) -> Tensor:
