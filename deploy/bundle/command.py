@@ -157,7 +157,7 @@ def bundle(options: BundleOptions) -> Bundled:
     images = (image(plan), *AROUND.values())
     target = Target(options.python, options.arch)
     with ExitStack() as stack:
-        own, wheels = Path(), []
+        own, wheels = Path(), list[Wheel]()
         if options.wheels:
             own, wheels = stack.enter_context(resolved(project_source(options.project), target))
         if options.dry_run or options.out is None:

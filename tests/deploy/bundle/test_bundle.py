@@ -77,6 +77,15 @@ def test_files_and_sums(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    folder = made(tmp_path)
+    words = ["shellcheck", folder / "install.sh", folder / "save-images.sh"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_equal_bundles_are_equal_files(tmp_path: Path) -> None:
     folder, first = made(tmp_path), made(tmp_path, "a.tar")
     os.utime(tmp_path / "plan.yaml", (1, 1))
