@@ -58,8 +58,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "GLM5_ASCEND_PLUGIN",
         "1",
-        "0 switches the vLLM plugin off, so that the same installation runs stock vLLM",
-        ("0", "1"),
+        "0 switches the vLLM plugin off, so that the same installation runs stock vLLM; cuda lets"
+        " vLLM's CUDA build run it with Triton kernels, which has not been tried on a GPU",
+        ("0", "1", "cuda"),
     ),
     Variable(
         "GLM5_ASCEND_INJECT",

@@ -14,11 +14,14 @@ from torch.nn import functional
 EXACT_TERMS = 1023
 # Below 4 rows or 10 columns MKL takes kernels that add in another order.
 _MIN_SIZE = 16
+_CUDA_ROWS = 32
 
 
 def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Exact int32 [.., N] of int8 x [.., K] and int8 weight [N, K]."""
     rows = x.reshape(-1, x.shape[-1])
+    if _on_cuda(x) and _fits_cuda(rows, weight):
+        return int_mm_padded(rows, weight).view(*x.shape[:-1], -1)
     if _is_plain(rows) and library_is_exact(x.device, weight):
         return torch._int_mm(rows, weight.T).view(*x.shape[:-1], -1)
     return _int_matmul_in_float(x, weight)
@@ -27,6 +30,22 @@ def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
 def library_is_exact(device: torch.device, weight: Tensor) -> bool:
     """Whether ``int_matmul`` of plain rows on ``device`` and this weight is one library call."""
     return device.type == "cpu" and _is_plain(weight) and _int_mm_is_exact()
+
+
+def _on_cuda(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _fits_cuda(rows: Tensor, weight: Tensor) -> bool:
+    """Whether cuBLASLt's int8 product takes these matrices; it wants both widths in eights."""
+    return _is_plain(rows) and _is_plain(weight) and not (weight.shape[0] | weight.shape[1]) % 8
+
+
+def int_mm_padded(rows: Tensor, weight: Tensor) -> Tensor:
+    """``torch._int_mm`` of int8 rows [T, K] and weight [N, K], which on a GPU takes 17 rows or
+    more; there its sums are exact by construction. Not run on a GPU yet."""
+    missing = max(0, _CUDA_ROWS - len(rows))
+    return torch._int_mm(functional.pad(rows, (0, 0, 0, missing)), weight.T)[: len(rows)]
 
 
 def _is_plain(matrix: Tensor) -> bool:

@@ -19,6 +19,7 @@ from glm5_ascend.ops import (
 from glm5_ascend.simulator.dense import in_tiles
 from glm5_ascend.simulator.indexer import Selector
 from glm5_ascend.simulator.injection import Positions
+from glm5_ascend.simulator.kernels import sparse_backend
 from glm5_ascend.simulator.metadata import SparseMlaMetadata, batch_of
 
 _HF_LATENT_EPS = 1e-6
@@ -78,6 +79,7 @@ class SparseMlaImpl(MLAAttentionImpl):  # type: ignore[misc]
             block_table=attn_metadata.block_table,
             layout_query="TND",
             layout_kv="PA_BSND",
+            backend=sparse_backend(latent),
         )
         return out, None
 

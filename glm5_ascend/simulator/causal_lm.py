@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MoE, GlmMoeDsaForCausalLM
 
-from glm5_ascend.simulator import dense, experts
+from glm5_ascend.simulator import dense, experts, kernels
 from glm5_ascend.simulator.attention import SparseMla
 from glm5_ascend.simulator.injection import Positions
 from glm5_ascend.simulator.loading import Checkpoint
@@ -22,7 +22,8 @@ class Glm5AscendForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         self.positions = Positions()
         for layer in self.model.layers:
             adapt_layer(layer, self.config, self.positions)
-        dense.install(self)
+        if kernels.on_cpu():
+            dense.install(self)
 
     def forward(self, input_ids: Any, positions: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.positions.current = positions

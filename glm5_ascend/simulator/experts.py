@@ -14,6 +14,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 
 from glm5_ascend.ops import moe_experts, moe_gating
+from glm5_ascend.simulator import kernels
 from glm5_ascend.simulator.injection import EXPERTS, Positions, injected
 
 
@@ -81,7 +82,7 @@ class FloatExperts(FusedMoEMethodBase):  # type: ignore[misc]
 
 
 def install(moe: Any, config: Any, layer: int, where: Positions) -> None:
-    """Give one of vLLM's ``DeepseekV2MoE`` modules our router and, if it is float, our experts."""
+    """Give one of vLLM's ``DeepseekV2MoE`` modules our router and, on a CPU, our float experts."""
     runner = moe.experts
     runner.router = Glm5Router(
         runner.router, moe.gate.e_score_correction_bias, config, layer, where
@@ -89,6 +90,6 @@ def install(moe: Any, config: Any, layer: int, where: Positions) -> None:
     # transformers scales the weights, vLLM the sum of the experts' outputs.
     runner.routed_scaling_factor = 1.0
     experts = runner.routed_experts
-    if isinstance(experts.quant_method, UnquantizedFusedMoEMethod):
+    if kernels.on_cpu() and isinstance(experts.quant_method, UnquantizedFusedMoEMethod):
         del experts.quant_method  # a torch module, which ours is not
         experts.quant_method = FloatExperts(experts.moe_config)

@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from glm5_ascend.ops import layer_norm, lightning_indexer, rotary_interleaved, write_paged_rows
 from glm5_ascend.simulator.injection import INDICES, Positions, injected
+from glm5_ascend.simulator.kernels import sparse_backend
 from glm5_ascend.simulator.metadata import IndexerKeyBackend, SparseMlaMetadata
 
 _K_NORM_EPS = 1e-6  # fixed in every implementation of the model
@@ -98,6 +99,7 @@ class Selector:
             layout_query="TND",
             layout_key="PA_BSND",
             sparse_count=self.topk,
+            backend=sparse_backend(query),
         )
         chosen = chosen.squeeze(1)
         given = injected(self.layer, INDICES)

@@ -54,7 +54,8 @@ class SparseMlaMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         return SparseMlaMetadata(
             tokens=common.num_actual_tokens,
             query_ends=common.query_start_loc_cpu[1 : requests + 1].to(torch.int32),
-            key_lengths=common.seq_lens[:requests].to(torch.int32),
+            # The operators read lengths on the host: one transfer per batch, none on a CPU.
+            key_lengths=common.seq_lens[:requests].to("cpu", torch.int32),
             block_table=common.block_table_tensor[:requests],
             slots=common.slot_mapping[: common.num_actual_tokens].long(),
         )

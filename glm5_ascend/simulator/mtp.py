@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 
-from glm5_ascend.simulator import dense
+from glm5_ascend.simulator import dense, kernels
 from glm5_ascend.simulator.causal_lm import adapt_layer
 from glm5_ascend.simulator.injection import Positions
 from glm5_ascend.simulator.loading import ROTATION, Checkpoint
@@ -75,7 +75,8 @@ class Glm5AscendMtpModel(DeepSeekMTP):  # type: ignore[misc]
         for name, stock in list(self.model.layers.items()):
             adapt_layer(stock.mtp_block, self.config, self.positions)
             self.model.layers[name] = DraftLayer(stock, self.config.hidden_size, rotated)
-        dense.install(self)
+        if kernels.on_cpu():
+            dense.install(self)
 
     def forward(self, input_ids: Any, positions: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.positions.current = positions

@@ -22,7 +22,7 @@ logger = init_logger(__name__)
 
 BLOCK_SIZE = 128  # what vllm-ascend uses, where the user names none
 _KV_FLOOR = 64 << 20
-_BACKEND = "glm5_ascend.simulator.metadata.SparseMlaBackend"
+BACKEND = "glm5_ascend.simulator.metadata.SparseMlaBackend"
 
 
 class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         cls, selected_backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
     ) -> str:
         if attn_selector_config.use_mla and attn_selector_config.use_sparse:
-            return _BACKEND
+            return BACKEND
         path: str = super().get_attn_backend_cls(
             selected_backend, attn_selector_config, *args, **kwargs
         )
@@ -52,7 +52,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         if model is None or getattr(model.hf_text_config, "model_type", None) != MODEL_TYPE:
             super().check_and_update_config(vllm_config)
             return
-        config = _model_config(model)
+        config = model_config(model)
         _refuse_unsupported(vllm_config)
         # The stock platform switches these off, or forces another block size, for a limit of its
         # own MLA kernel that ours does not have.
@@ -74,8 +74,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
 
         # Compile and graph flags are accepted; the operators are eager.
         vllm_config.compilation_config.mode = CompilationMode.NONE
-        _detect_quantization(vllm_config)
-        _use_our_models(vllm_config)
+        adopt_model(vllm_config)
         if cache.kv_cache_memory_bytes is None:
             cache.kv_cache_memory_bytes = default_kv_bytes(config, model, cache.block_size)
             logger.info(
@@ -97,7 +96,12 @@ def default_kv_bytes(config: Glm5Config, model: Any, block_size: int) -> int:
     return max(_KV_FLOOR, 2 * blocks * block_size * values * int(model.dtype.itemsize))
 
 
-def _model_config(model: Any) -> Glm5Config:
+def model_config(model: Any) -> Glm5Config:
+    """What ``config.json`` says of a checkpoint that this project can serve.
+
+    Raises:
+        ConfigError: no directory, another quantisation, or a configuration that contradicts itself.
+    """
     directory = Path(model.model)
     if not directory.is_dir():
         raise ConfigError(
@@ -111,8 +115,14 @@ def _model_config(model: Any) -> Glm5Config:
     return Glm5Config.from_dir(directory)
 
 
-def _refuse_unsupported(vllm_config: Any) -> None:
-    """Options that would fail late, or change results silently.
+def adopt_model(vllm_config: Any) -> None:
+    """Serve with this project's model classes, and by its description if it has one."""
+    _detect_quantization(vllm_config)
+    _use_our_models(vllm_config)
+
+
+def refuse(vllm_config: Any) -> None:
+    """Refuse options that would fail late, or change results silently, on any device.
 
     Raises:
         ConfigError: naming the option.
@@ -127,6 +137,10 @@ def _refuse_unsupported(vllm_config: Any) -> None:
         )
     if parallel.enable_eplb:
         raise ConfigError("the simulator has no expert load balancing", "leave out --enable-eplb")
+
+
+def _refuse_unsupported(vllm_config: Any) -> None:
+    refuse(vllm_config)
     # vLLM 0.30 has no CPU fallback for a kernel of its proposer and fails at the first draft.
     can_draft = "register_triton_kernel_overrides" in vars(CpuPlatform)
     if vllm_config.speculative_config is not None and not can_draft:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.ops import moe_experts
 from glm5_ascend.ops.moe.api import Scheme
+from glm5_ascend.ops.moe.packing import unpack_int4
 from glm5_ascend.simulator.quant_param import Loader, empty, make_parameter
 
 # Columns of down_proj.scale_bias: partial sums over up to 16 slices of the input axis.
@@ -125,6 +127,33 @@ class QuantisedExperts(FusedMoEMethodBase):  # type: ignore[misc]
                 raise CheckpointError(
                     f"{layer.layer_name}.{name} is not zero; expert weights are symmetric", _HINT
                 )
+        if self.scheme == "w4a8" and layer.w13_weight.device.type != "cpu":
+            self.unpack(layer)
+
+    def unpack(self, layer: Any) -> None:
+        """Keep int4 experts as int8, twice the memory, for devices with products of int8 only.
+
+        The NPU computes scale * sum (x - 8) w + scale_bias; where scale_bias is 8 * scale * sum w
+        that is W8A8.
+
+        Raises:
+            CheckpointError: a scale_bias that is not.
+        """
+        for name in ("w13", "w2"):
+            codes = unpack_int4(getattr(layer, f"{name}_weight").data)
+            scale = getattr(layer, f"{name}_weight_scale").data.float().squeeze(-1)
+            given = getattr(layer, f"{name}_scale_bias").data.float().sum(-1)
+            expected = 8 * scale * codes.sum(-1, dtype=torch.int32)
+            # Sums in F32 are off by far less than half of what one code of one weight makes.
+            if not bool(((given - expected).abs() <= 4 * scale.abs()).all()):
+                raise CheckpointError(
+                    f"{layer.layer_name}.{name}_scale_bias is not 8 times the scaled sums of the "
+                    "int4 weights, which products of int8 assume",
+                    "mend it with `glm5-ascend repair`, or make the checkpoint again",
+                )
+            layer.register_parameter(f"{name}_weight", Parameter(codes, requires_grad=False))
+            delattr(layer, f"{name}_scale_bias")
+        self.scheme = "w8a8"
 
     def apply(
         self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *shared: Any, **kw: Any

@@ -72,7 +72,7 @@ class Layer(layer.Layer):
             weight = self.weight.index_select(0, groups.expert)
             weight = unpack_int4(weight) if packed else weight
             return torch.bmm(x[:, None], weight.float().mT)[:, 0]
-        out = torch.empty(pairs, outputs)
+        out = torch.empty(pairs, outputs, device=codes.device)
         for expert, rows in groups.spans():
             if packed:
                 # Exact below 2^24 / (135 * 8) = 15 534 terms.

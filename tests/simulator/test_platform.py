@@ -112,7 +112,7 @@ def test_models_that_cannot_be_served(
     model: str, quantization: str | None, message: str, platform: Any
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        platform._model_config(SimpleNamespace(model=model, quantization=quantization))
+        platform.model_config(SimpleNamespace(model=model, quantization=quantization))
     assert message in caught.value.message
 
 
