@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools import triton_shapes
+from tools import triton_shapes, triton_sparse_shapes
 from tools.triton_shapes import Shape
 
 ROWS = Path(__file__).parent / "results" / "triton_sm90a.json"
@@ -36,68 +36,10 @@ _INT = "i64"
 _ODD = ("heads", "n", "ks_row", "count", "length", "tokens", "number")
 
 
-def _attention() -> Iterator[Shape]:
-    from glm5_ascend.ops.sparse_flash_attention import triton_kernel as host
-    from glm5_ascend.ops.sparse_flash_attention.triton_source import attend_rows, combine, unpack
-
-    where = {
-        "indices": "*i32", "which": "*i64", "request": "*i64", "visible": "*i64", "start": "*i64",
-        "table": "*i32", "pieces": "*fp32", "peaks": "*fp32", "sums": "*fp32", "scale": "fp32",
-    }  # fmt: skip
-    for heads in (8, 16, 32, 64, 128):
-        tile = min(host.HEADS, max(16, heads))
-        yield Shape(
-            f"attention bf16, {heads} heads",
-            attend_rows,
-            {"q": "*bf16", "qr": "*bf16", "k": "*bf16", "kr": "*bf16", "v": "*bf16", **where},
-            {"L": 512, "LP": 512, "R": 64, "RP": 64, "V": 512, "VP": 512, "SHARED": True,
-             "BN": host.TILES[2].keys, "HB": tile, "PAGE": 128, "INTERPRET": False},
-            host.TILES[2].warps, host.TILES[2].stages, "HGMMA",
-        )  # fmt: skip
-    yield Shape(
-        "attention, packed int8 rows", unpack,
-        {**where, "codes": "*i8", "words": "*bf16", "scales": "*fp32", "out": "*bf16",
-         "positions": "*i32"},
-        {"L": 512, "R": 64, "TILE": 128, "BN": host.UNPACKED, "PAGE": 128,
-         "INTERPRET": False},
-        4, 1, "",
-    )  # fmt: skip
-    yield Shape(
-        "attention, sum of 16 parts", combine,
-        {**where, "out": "*bf16", "peak": "*fp32", "total": "*fp32"},
-        {"PARTS": 16, "PP": 16, "V": 512, "VP": 512, "INTERPRET": False}, 4, 1, "",
-    )  # fmt: skip
-
-
-def _indexer() -> Iterator[Shape]:
-    from glm5_ascend.ops.lightning_indexer import triton_kernel as host
-    from glm5_ascend.ops.lightning_indexer.triton_source import scores, select
-
-    where = {
-        "first": "*i64", "size": "*i64", "request": "*i64", "visible": "*i64", "start": "*i64",
-        "table": "*i32", "logits": "*fp32",
-    }  # fmt: skip
-    kinds = (("bf16", "*bf16", "*fp32", False, "HGMMA"), ("int8", "*i8", "*fp16", True, "IGMMA"))
-    for name, number, weight, quant, product in kinds:
-        for heads in (32, 64):
-            yield Shape(
-                f"indexer {name}, {heads} heads",
-                scores,
-                {"q": number, "k": number, "w": weight, "qs": "*fp16", "ks": "*fp16", **where},
-                {"D": 128, "Q": 128 // heads, "H": heads, "BN": host.KEYS, "PAGE": 128,
-                 "QUANT": quant, "INTERPRET": False},
-                8, 3, product,
-            )  # fmt: skip
-    yield Shape(
-        "indexer, best 2048", select, {"logits": "*fp32", "visible": "*i64", "out": "*i32"},
-        {"BN": host.SCAN, "BINS": 1 << host.BITS, "BITS": host.BITS}, 8, 1, "",
-    )  # fmt: skip
-
-
 def shapes() -> Iterator[Shape]:
     """Every kernel at every shape of production."""
-    yield from _indexer()
-    yield from _attention()
+    yield from triton_sparse_shapes.indexer()
+    yield from triton_sparse_shapes.attention()
     yield from triton_shapes.mlapo()
     yield from triton_shapes.rows()
 

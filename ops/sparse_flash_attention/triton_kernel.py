@@ -1,54 +1,46 @@
-"""Sparse flash attention in Triton: keys on the rows of each product, split over programs.
+"""Sparse flash attention in Triton: few query tokens split over programs, many of them united.
 
 Not run on a GPU yet: Triton's interpreter runs the kernels, its compiler builds them for sm_90a.
 
-S^T = K Q^T and O^T += V^T P^T put the keys where the tensor cores want 64 rows, so that 16 heads
-suffice for them. A row of a request with few query tokens is split into parts of its positions; a
-second kernel adds the parts. How often depends on the number of positions and of query tokens of
-the row's own request, so a row's bits do not depend on its batch.
+Two forms, chosen by the table ops/triton/tuning.toml. With the keys on the rows of the products,
+S^T = K Q^T and O^T += V^T P^T, 16 heads suffice for the tensor cores. With 64 rows of heads, S = Q
+K^T and O += P V, packed rows become BF16 on their way to shared memory, once for all heads, and four
+tokens of 16 heads share the rows that they have in common. (Packed rows on the rows of a product
+spill registers: Triton then keeps both their orientations in registers.)
+
+A row of a request with few query tokens is split into parts of its positions; a second kernel adds
+the parts. Tokens are united where they are orderly and have enough in common, which a kernel finds
+out on the device; the others are computed alone. All of it depends on the row's own request only,
+and so do its bits.
 
 Arithmetic: products of the query's dtype summed in F32, softmax in F32 in base 2 over tiles of keys
-with a running maximum, weights rounded to the query's dtype before they meet the values.
-
-Packed rows are gathered and dequantised once for all heads, in F32 and rounded to BF16 as the
-contract says. In one kernel with the products the codes' conversion spills registers (triton 3.6,
-sm_90a; several arrangements were compiled).
+with a running maximum, weights rounded to the query's dtype before they meet the values. Packed rows
+are dequantised in F32 and rounded to BF16 as the contract says; for another query than BF16 by a
+kernel of its own.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED, ROTATED_AT, SCALES_AT, TILE
-from glm5_ascend.ops.sparse_flash_attention.triton_source import attend_rows, combine, unpack
+from glm5_ascend.ops.paged_cache import rows as packed_row
+from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED, TILE
+from glm5_ascend.ops.sparse_flash_attention import triton_heads, triton_parts
+from glm5_ascend.ops.sparse_flash_attention.triton_heads import Cache, Call
+from glm5_ascend.ops.sparse_flash_attention.triton_parts import Results
+from glm5_ascend.ops.sparse_flash_attention.triton_plan import Share, shares
+from glm5_ascend.ops.sparse_flash_attention.triton_source import attend_rows, unpack
 from glm5_ascend.ops.triton.rows import Rows, describe
 from glm5_ascend.ops.triton.runtime import INTERPRETED, check_device, padded
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Heads of one program; more of them spill registers.
+# Heads of one program with the keys on the rows of its products; more of them spill registers.
 HEADS = 32
-# Requests with more query tokens fill the device without splitting.
-_FEW = 4
-PART = 128  # positions of a part, at least
-PARTS = 16  # parts of a row, at most
-
-
-class Tiles(NamedTuple):
-    """Keys of a tile, warps of a program, stages of its pipeline."""
-
-    keys: int
-    warps: int
-    stages: int
-
-
-TILES = {2: Tiles(64, 8, 2), 4: Tiles(16, 8, 1)}  # by bytes of a query's number
 UNPACKED = 32  # packed rows of a program
 # Rows of the cache that exist unpacked at once.
 _CHUNK_BYTES = 1 << 28
@@ -65,19 +57,25 @@ def forward(
     keys: Keys,
     *,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Results:
     """(out [rows, H, Lv], max F32 [rows, H], sum F32 [rows, H]), arguments as in reference.py.
 
     Raises:
         Declined: F64.
         ArgumentError: tensors that are not on a CUDA device.
     """
-    _check(query[0])
+    first = query[0]
+    _check(first)
     indices, rows = _positions(indices, block), describe(requests, keys, causal=causal)
-    out, peak, total = _results(query[0], value.shape[-1])
-    for which, parts in _split(requests, indices.shape[1], query[0].device):
-        _attend(query, key, value, indices, scale, rows, which, parts, (out, peak, total))
-    return out, peak, total
+    results = triton_parts.results(first, value.shape[-1])
+    fits = triton_heads.fits(query, key, value)
+    for share in shares(first.dtype, first.shape[1], requests, indices.shape[1], first.device):
+        if fits and share.how.form == "heads":
+            cache = Cache(key[0], key[0], key[1], packed=False)
+            triton_heads.attend(Call(*query, cache, indices, scale, rows, results), share)
+        else:
+            _by_keys(query, key, value, indices, scale, rows, share, results)
+    return results
 
 
 def forward_kv_quant(
@@ -91,7 +89,7 @@ def forward_kv_quant(
     *,
     causal: bool,
 ) -> Tensor:
-    """out [rows, H, 512] over packed rows, arguments as in reference.py.
+    """out [rows, H, 512] over packed rows of int8 or e4m3, arguments as in reference.py.
 
     Raises:
         Declined: F64.
@@ -99,36 +97,26 @@ def forward_kv_quant(
     """
     _check(query)
     indices, rows = _positions(indices, block), describe(requests, keys, causal=causal)
-    results = _results(query, LATENT)
-    count = indices.shape[1]
-    # The rotated part and the scales of a row as numbers of their own width.
-    words = packed[:, ROTATED_AT:SCALES_AT].view(torch.bfloat16)
-    scales = packed[:, SCALES_AT:].view(torch.float32)
-    step = max(1, _CHUNK_BYTES // (2 * (LATENT + ROTATED) * max(1, count)))
-    for which, parts in _split(requests, count, query.device):
-        for some in torch.split(which, step):
-            n = len(some)
-            cache = query.new_empty(n * count, LATENT + ROTATED)
-            positions = torch.empty(n, count, dtype=torch.int32, device=query.device)
-            own = indices[some]
-            unpack[(n, triton.cdiv(count, UNPACKED))](
-                packed, packed.stride(0), words, words.stride(0), scales, scales.stride(0),
-                own, own.stride(0), count, rows.request[some], rows.visible[some], rows.start,
-                rows.table, rows.table_stride, cache, positions,
-                L=LATENT, R=ROTATED, TILE=TILE, BN=UNPACKED, PAGE=rows.page,
-                INTERPRET=INTERPRETED, num_warps=4,
-            )  # fmt: skip
-            number = torch.arange(n, device=query.device)
-            theirs = Rows(number, torch.full_like(number, count), number * count, number, 0, 0)
-            piece = query[some]
-            found = _results(piece, LATENT)
-            _attend(
-                [piece[..., :LATENT], piece[..., LATENT:]],
-                [cache[:, :LATENT], cache[:, LATENT:]],
-                cache[:, :LATENT], positions, scale, theirs, number, parts, found,
-            )  # fmt: skip
-            results[0][some] = found[0]
+    results = triton_parts.results(query, LATENT)
+    cache = _columns(packed)
+    parts = query[..., :LATENT], query[..., LATENT:]
+    call = Call(*parts, cache, indices, scale, rows, results)
+    for share in shares(packed.dtype, query.shape[1], requests, indices.shape[1], query.device):
+        if query.dtype == torch.bfloat16:
+            triton_heads.attend(call, share)
+        else:
+            _unpacked(call, share)
     return results[0]
+
+
+def _columns(packed: Tensor) -> Cache:
+    """The parts of packed rows as numbers of their own width."""
+    fp8 = packed.dtype == torch.float8_e4m3fn
+    rotated_at = packed_row.FP8_ROTATED_AT if fp8 else packed_row.ROTATED_AT
+    scales_at = packed_row.FP8_SCALES_AT if fp8 else packed_row.SCALES_AT
+    words = packed[:, rotated_at : rotated_at + 2 * ROTATED].view(torch.bfloat16)
+    scales = packed[:, scales_at : scales_at + 4 * LATENT // TILE].view(torch.float32)
+    return Cache(packed, scales, words, packed=True)
 
 
 def _check(query: Tensor) -> None:
@@ -141,13 +129,6 @@ def _check(query: Tensor) -> None:
         )
 
 
-def _results(query: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [rows, H, width], maximum and sum F32 [rows, H], all to be filled."""
-    rows, heads = query.shape[:2]
-    peak = query.new_empty(rows, heads, dtype=torch.float32)
-    return query.new_empty(rows, heads, width), peak, torch.empty_like(peak)
-
-
 def _positions(indices: Tensor, block: int) -> Tensor:
     """int32 [rows, K * block]: the positions that entries naming blocks of them stand for."""
     if block == 1:
@@ -156,52 +137,60 @@ def _positions(indices: Tensor, block: int) -> Tensor:
     return torch.where(indices[..., None] < 0, -1, tokens).flatten(1).int()
 
 
-def _attend(
+def _unpacked(call: Call, share: Share) -> None:
+    """Fill the results of the rows of ``share`` through BF16 rows that are gathered first."""
+    rows, indices, cache = call.rows, call.indices, call.cache
+    count, dtype = indices.shape[1], call.latent.dtype
+    step = max(1, _CHUNK_BYTES // (2 * (LATENT + ROTATED) * max(1, count)))
+    for some in torch.split(share.rows, step):
+        n = len(some)
+        plain = torch.empty(n * count, LATENT + ROTATED, dtype=dtype, device=indices.device)
+        positions = torch.empty(n, count, dtype=torch.int32, device=indices.device)
+        own = indices[some]
+        unpack[(n, -(-count // UNPACKED))](
+            cache.codes, cache.codes.stride(0), cache.words, cache.words.stride(0), cache.scales,
+            cache.scales.stride(0), own, own.stride(0), count, rows.request[some],
+            rows.visible[some], rows.start, rows.table, rows.table_stride, plain, positions,
+            L=LATENT, R=ROTATED, TILE=TILE, BN=UNPACKED, PAGE=rows.page,
+            INTERPRET=INTERPRETED, num_warps=4,
+        )  # fmt: skip
+        number = torch.arange(n, device=indices.device)
+        theirs = Rows(number, torch.full_like(number, count), number * count, number, 0, 0)
+        query = [call.latent[some], call.rotated[some]]
+        key = [plain[:, :LATENT], plain[:, LATENT:]]
+        found = triton_parts.results(query[0], LATENT)
+        alone = Share(share.how, number, share.parts, None)
+        _by_keys(query, key, key[0], positions, call.scale, theirs, alone, found)
+        call.results[0][some] = found[0]
+
+
+def _by_keys(
     query: list[Tensor],
     key: list[Tensor],
     value: Tensor,
     indices: Tensor,
     scale: float,
     rows: Rows,
-    which: Tensor,
-    parts: int,
-    results: tuple[Tensor, Tensor, Tensor],
+    share: Share,
+    results: Results,
 ) -> None:
-    """Fill ``results`` of the rows ``which``, each split into ``parts``."""
-    latent, rotated = query[0], query[-1]
+    """Fill ``results`` of the rows of ``share`` by ``attend_rows``."""
+    latent, rotated, which, how = query[0], query[-1], share.rows, share.how
     n, heads, count, width = len(which), latent.shape[1], indices.shape[1], value.shape[-1]
     rope = rotated.shape[2] if len(query) > 1 else 0
-    tiles = TILES[latent.element_size()]
     shared = value.data_ptr() == key[0].data_ptr() and value.shape == key[0].shape
     in_head = min(HEADS, padded(heads))
-    pieces = latent.new_empty(parts, n, heads, width, dtype=torch.float32)
-    peaks = latent.new_empty(parts, n, heads, dtype=torch.float32)
-    sums = torch.empty_like(peaks)
-    length = triton.cdiv(triton.cdiv(max(count, 1), parts), tiles.keys) * tiles.keys
-    attend_rows[(n, triton.cdiv(heads, in_head), parts)](
+    # F32 tiles are four times as large as the table's, whose rows are narrower.
+    tile, stages = (16, 1) if latent.element_size() == 4 else (how.tile, how.stages)
+    found = triton_parts.pieces(latent, n, width, share.parts)
+    attend_rows[(n, -(-heads // in_head), share.parts)](
         latent, latent.stride(0), latent.stride(1), rotated, rotated.stride(0), rotated.stride(1),
         key[0], key[0].stride(0), key[-1], key[-1].stride(0), value, value.stride(0),
         indices, indices.stride(0), count, which, rows.request, rows.visible, rows.start,
-        rows.table, rows.table_stride, pieces, peaks, sums, scale * math.log2(math.e), n, heads,
-        length,
+        rows.table, rows.table_stride, *found, scale * math.log2(math.e), n, heads,
+        triton_parts.length(count, share.parts, tile),
         L=latent.shape[2], LP=padded(latent.shape[2]), R=rope, RP=padded(max(1, rope)), V=width,
-        VP=padded(width), SHARED=shared, BN=tiles.keys, HB=in_head, PAGE=rows.page,
-        INTERPRET=INTERPRETED, num_warps=tiles.warps, num_stages=tiles.stages,
+        VP=padded(width), SHARED=shared, BN=tile, HB=in_head, PAGE=rows.page,
+        INTERPRET=INTERPRETED, num_warps=how.warps, num_stages=stages,
     )  # fmt: skip
-    combine[(n, heads)](
-        pieces, peaks, sums, which, *results, n, heads,
-        PARTS=parts, PP=padded(parts, 1), V=width, VP=padded(width), INTERPRET=INTERPRETED,
-    )  # fmt: skip
-
-
-def _split(requests: Queries, count: int, device: torch.device) -> list[tuple[Tensor, int]]:
-    """(rows, parts of each) of short requests, of long ones and of rows that nobody owns."""
-    parts = max(1, min(PARTS, count // PART))
-    short = torch.zeros(requests.rows, dtype=torch.bool)
-    for start, length in zip(requests.starts, requests.lengths, strict=True):
-        short[start : start + length] = length <= _FEW
-    found = []
-    for rows, number in ((short.nonzero(), parts), ((~short).nonzero(), 1)):
-        if len(rows):
-            found.append((rows.flatten().to(device), number))
-    return found
+    triton_parts.add(found, which, results)

@@ -56,9 +56,10 @@ def attention() -> Iterator[Case]:
         yield AttentionCase(requests=DRAFTS, shape=SMALL, kind=kind)
     yield AttentionCase(requests=DRAFTS, shape=SMALL, block=4, count=20)
     yield AttentionCase(requests=DECODE, shape=SMALL, with_rope=False, mode=0)
-    for dtype in (torch.bfloat16, torch.float16):
-        shape = AttentionShape(4, 512, 64)
-        yield AttentionCase(requests=DRAFTS, shape=shape, packed=True, dtype=dtype)
+    for fp8 in (False, True):
+        for dtype in (torch.bfloat16, torch.float16):
+            shape = AttentionShape(4, 512, 64)
+            yield AttentionCase(requests=DRAFTS, shape=shape, packed=True, dtype=dtype, fp8=fp8)
 
 
 @pytest.mark.parametrize(
