@@ -31,7 +31,7 @@ class Setting:
     propagate: Propagate = "quantised"
     min_tokens: int = 64
     prior: float = 1.0
-    shrink: float = 1.0
+    shrink: float = 1.5
     damp: float = 0.01
     sample: int = 512
     threads: int = 1

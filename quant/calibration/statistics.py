@@ -65,11 +65,13 @@ class Moments:
         """What sequential rounding needs; None if nothing can be learned from the sum.
 
         Correlations seen in few rows are partly chance, and rounding would fit them: the diagonal
-        is multiplied by 1 + ``shrink`` · width / rows, with (Σ w)² / Σ w² for the rows.
+        is multiplied by 1 + ``shrink`` · (width / rows)², with (Σ w)² / Σ w² for the rows. On
+        other text, experts of the small model are rounded best when the diagonal is raised by 3 to
+        6 at 0.7 rows per channel and by 0.03 at 6; the first power fits one of the two.
         """
         if self._squares > 0:
             rows = self._weight**2 / self._squares
-            self._sum.diagonal().mul_(1 + shrink * self._sum.shape[0] / rows)
+            self._sum.diagonal().mul_(1 + shrink * (self._sum.shape[0] / rows) ** 2)
             self._squares = 0.0
         return factorise(symmetric(self._sum), damp=damp)
 

@@ -20,6 +20,7 @@ from tools.peers.source import with_all_indexers, write_calibration
 OURS = "glm5-ascend"
 # Stands for the file in the options.
 _TEXT = "CALIBRATION"
+_TEXT_OPTION = ("--calibration", _TEXT)
 _INSIDE = Path(__file__).resolve().parent / "inside"
 
 
@@ -54,9 +55,14 @@ class Skipped(Exception):
 def contestants() -> list[Contestant]:
     """All of them, ours first."""
     found = [
-        Contestant(OURS, scheme, variant, ("--scheme", scheme, "--mtp", "float", *options))
+        Contestant(OURS, scheme, name, ("--scheme", preset, "--mtp", "float", *options))
         for scheme in ("w4a8", "w8a8")
-        for variant, options in (("data-free", ()), ("calibrated", ("--calibration", _TEXT)))
+        for name, preset, options in (
+            ("data-free", scheme, ()),
+            ("calibrated", scheme, _TEXT_OPTION),
+            ("thorough", f"{scheme}-thorough", _TEXT_OPTION),
+            ("thorough-unrotated", f"{scheme}-thorough", (*_TEXT_OPTION, "--no-rotate")),
+        )
     ]
     for rope in ("config", "tool"):
         for scheme, options in _SLIM.items():

@@ -74,7 +74,7 @@ def test_the_average_and_the_diagonal_stand_in_for_rows() -> None:
     exact = x.double().T @ (x.double() * weights.double()[:, None])
     exact += other.double().T @ other.double() * (32.0 * float(weights.mean()) / 400)
     w = weights.double()
-    exact.diagonal().mul_(1 + 2.0 * 16 / float(w.sum() ** 2 / w.square().sum()))
+    exact.diagonal().mul_(1 + 2.0 * (16 * float(w.square().sum() / w.sum() ** 2)) ** 2)
     upper = factor.feedback.double()
     found = upper @ torch.diag(factor.pivots.double()) @ upper.T
     assert float((found - exact[factor.order][:, factor.order]).norm() / exact.norm()) < LIMIT
