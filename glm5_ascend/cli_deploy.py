@@ -143,6 +143,7 @@ def plan(as_json: bool, **options: Any) -> int:
 @click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
 @click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
 @click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
+@click.option("--external-dp", is_flag=True, help="Scripts: a server per data-parallel rank.")
 @click.option(
     "--scheduler",
     type=click.Choice(["default", "volcano", "mindcluster"]),

@@ -88,10 +88,10 @@ def lost(plan: Plan, commands: Sequence[tuple[int, ServeCommand]], found: Releas
 
 def _differences(old: ServeCommand, new: ServeCommand, found: Release) -> Iterator[str]:
     before, after = values(old, found), values(new, found)
-    skipped = _SITE_FLAGS
+    skipped: tuple[str, ...] = _SITE_FLAGS
     if "--data-parallel-rank" in before:
         skipped += _SPREAD
-        yield "a server per rank becomes one engine per instance, with one API"
+        yield "a server per rank becomes one engine per instance, but for --external-dp"
     for name in dict.fromkeys([*before, *after]):
         if name in skipped:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -65,7 +65,7 @@ class _Node:
     first: int  # of these
 
 
-def is_ci(document: object) -> bool:
+def is_ci(document: object) -> TypeGuard[dict[str, Any]]:
     """Whether a YAML document is a CI file of several nodes."""
     return isinstance(document, dict) and ("deployment" in document or "templates" in document)
 

@@ -65,6 +65,7 @@ class RenderOptions:
     port: int = PORT
     name: str | None = None
     proxy_script: str | None = None
+    external_dp: bool = False
     release: str | None = None
     hw: str | None = None
     scheduler: str = "default"
@@ -119,8 +120,13 @@ def render(options: RenderOptions) -> Rendered:
         port=options.port,
         name=options.name,
         proxy_script=options.proxy_script,
+        external_dp=options.external_dp,
         templated=options.format in TEMPLATED,
     )
+    if options.external_dp and options.format != "bash":
+        raise PlanError(
+            f"{options.format} has no server per rank", "--external-dp goes with --format bash"
+        )
     cluster = Cluster(options.scheduler, options.queue, options.npu_resource)
     if cluster != Cluster() and options.format != "k8s":
         raise PlanError(f"{options.format} has no scheduler", "these options go with --format k8s")

@@ -15,6 +15,7 @@ from glm5_ascend.deploy.catalogue.releases import Release, release
 from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan, Value
 from glm5_ascend.deploy.render.place import (
+    BEHIND_PROXY,
     Place,
     engine_port,
     is_networked,
@@ -52,6 +53,7 @@ class Node:
         is_head: it has the instance's API.
         ranks: its data-parallel ranks.
         command: with the variables that it needs.
+        slot: number of its rank on the server, where every rank is a server of its own.
     """
 
     number: int
@@ -60,10 +62,11 @@ class Node:
     is_head: bool
     ranks: int
     command: ServeCommand
+    slot: int | None = None
 
 
 def nodes(plan: Plan, place: Place) -> list[Node]:
-    """The commands of all servers, by number.
+    """The commands of all servers, by number; several of a server where every rank has one.
 
     Raises:
         PlanError: a layout that cannot be spread over servers, flags that contradict it, or a
@@ -81,19 +84,46 @@ def nodes(plan: Plan, place: Place) -> list[Node]:
                 flags["kv-transfer-config"] = _transfer(plan, instance, found)
             if role.additional_config:
                 flags["additional-config"] = dict(role.additional_config)
-            command = ServeCommand.build(
-                place.checkpoint, flags, _env(plan, place, role, number, found)
-            )
-            made.append(Node(number, role.role, instance, position == 0, ranks, command))
+            env = _env(plan, place, role, number, found)
+            slots = range(ranks) if place.external_dp and role.group.dp > 1 else [None]
+            for slot in slots:
+                command = ServeCommand.build(place.checkpoint, flags, env)
+                if slot is not None:
+                    command = _one_rank(place, role, command, start + slot, slot)
+                is_head = position == 0 or slot is not None
+                made.append(Node(number, role.role, instance, is_head, ranks, command, slot))
             start += ranks
-    return sorted(made, key=lambda node: node.number)
+    return sorted(made, key=lambda node: (node.number, node.slot or 0))
+
+
+def _one_rank(
+    place: Place, role: RolePlan, command: ServeCommand, rank: int, slot: int
+) -> ServeCommand:
+    """The server of one rank: its dies, port and engine of its own, and the group of all ranks."""
+    tp = role.group.tp
+    spread = ("--headless", "--data-parallel-size-local", "--data-parallel-start-rank")
+    transfer = command.json("--kv-transfer-config")
+    transfer["engine_id"] = f"{transfer['engine_id']}-{rank}"
+    dies = ",".join(str(die) for die in range(slot * tp, slot * tp + tp))
+    return (
+        command.without(*spread)
+        .with_env("ASCEND_RT_VISIBLE_DEVICES", dies)
+        .with_flag("--host", "0.0.0.0")
+        .with_flag("--port", place.port + BEHIND_PROXY + slot)
+        .with_flag("--data-parallel-rank", rank)
+        .with_flag("--data-parallel-address", place.hosts[role.nodes[0]])
+        .with_flag("--data-parallel-rpc-port", RPC_PORT)
+        .with_flag("--kv-transfer-config", transfer)
+    )
 
 
 def _check_ports(plan: Plan, place: Place) -> None:
     """Refuse a public port that would meet those between the servers."""
     taken = range(RPC_PORT, RPC_PORT + 1) if is_networked(plan) else range(0)
     transfer = range(_TRANSPORT_FIRST, _kv_port(plan, len(plan.roles))) if is_split(plan) else taken
-    for port in {place.port, engine_port(plan, place)}:
+    engine = engine_port(plan, place)
+    dies = hardware(f"{plan.sku}:{plan.servers}").sku.dies_per_server
+    for port in {place.port, *range(engine, engine + (dies if place.external_dp else 1))}:
         if port in taken or port in transfer:
             last = transfer[-1] if port in transfer else RPC_PORT
             raise PlanError(
@@ -232,13 +262,30 @@ def proxy_words(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None
     """
     if not is_split(plan):
         return []
-    port = str(engine_port(plan, place))
     words = ["python3", place.proxy_script, "--host", "0.0.0.0", "--port", str(place.port)]
     for role, side in (("prefill", "prefiller"), ("decode", "decoder")):
-        heads = [
-            hosts[instance] if hosts else place.hosts[one.nodes[0]]
-            for instance, one in enumerate(plan.roles)
-            if one.role == role
-        ]
-        words += [f"--{side}-hosts", *heads, f"--{side}-ports", *[port] * len(heads)]
+        found = [pair for kind, *pair in api_servers(plan, place, hosts) if kind == role]
+        words += [f"--{side}-hosts", *(str(host) for host, _ in found)]
+        words += [f"--{side}-ports", *(str(port) for _, port in found)]
     return words
+
+
+def api_servers(
+    plan: Plan, place: Place, hosts: Mapping[int, str] | None = None
+) -> list[tuple[str, str, int]]:
+    """Role, host and port of every server with an API, in the order of the plan's roles.
+
+    Args:
+        hosts: name of each instance's first server, where it is not its address.
+    """
+    port = engine_port(plan, place)
+    found = []
+    for instance, role in enumerate(plan.roles):
+        head = hosts[instance] if hosts else place.hosts[role.nodes[0]]
+        if place.external_dp and role.group.dp > 1:
+            for number, ranks in zip(role.nodes, _spread(plan, role), strict=True):
+                host = place.hosts[number]
+                found += [(role.role, host, port + slot) for slot in range(ranks)]
+        else:
+            found.append((role.role, head, port))
+    return found

@@ -24,7 +24,7 @@ VARIABLE = re.compile(
     r"|\$\(\(LWS_WORKER_INDEX \* \d+\)\)"
 )
 # 100 ports above: the proxy has the public one.
-_BEHIND_PROXY = 100
+BEHIND_PROXY = 100
 _ADDRESS_HINT = "give the IPv4 address of the interface itself, as HCCL wants it"
 
 
@@ -40,6 +40,7 @@ class Place:
         port: of the public endpoint.
         name: served model name.
         proxy_script: absolute path of vllm-ascend's proxy.
+        external_dp: every data-parallel rank is a server of its own, all of them behind the proxy.
     """
 
     checkpoint: str
@@ -48,6 +49,7 @@ class Place:
     port: int = PORT
     name: str = ""
     proxy_script: str = PROXY_SCRIPT
+    external_dp: bool = False
 
 
 def is_split(plan: Plan) -> bool:
@@ -62,7 +64,7 @@ def is_networked(plan: Plan) -> bool:
 
 def engine_port(plan: Plan, place: Place) -> int:
     """Port of an engine: the public one, or one behind the proxy."""
-    return place.port + _BEHIND_PROXY if is_split(plan) else place.port
+    return place.port + BEHIND_PROXY if is_split(plan) else place.port
 
 
 def default_checkpoint(plan: Plan) -> str:
@@ -79,6 +81,7 @@ def place_of(
     port: int = PORT,
     name: str | None = None,
     proxy_script: str | None = None,
+    external_dp: bool = False,
     templated: bool = False,
 ) -> Place:
     """Check what the user says of the site against the plan.
@@ -102,15 +105,21 @@ def place_of(
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
     path = _absolute("checkpoint", default_checkpoint(plan) if checkpoint is None else checkpoint)
     script = _absolute("proxy script", PROXY_SCRIPT if proxy_script is None else proxy_script)
-    if not 1 <= port <= 65_535 - _BEHIND_PROXY:
-        raise PlanError(f"port {port} is out of range", "give a port from 1 to 65435")
+    # Behind the proxy a server may have a port for each of its dies.
+    if not 1 <= port <= 65_535 - 2 * BEHIND_PROXY:
+        raise PlanError(f"port {port} is out of range", "give a port from 1 to 65335")
     served = found.title if name is None else name
     refuse_variable("the model's name", served)
     if not served or served.startswith("-") or not served.isprintable():
         raise PlanError(
             f"{brief(served)} is no model name", "give a name without control characters"
         )
-    return Place(path, addresses, nic or "", port, served, script)
+    if external_dp and not is_split(plan):
+        raise PlanError(
+            "a server per rank needs a balancer, and a plan without prefill and decode has none",
+            "leave --external-dp out: the engine balances its ranks itself",
+        )
+    return Place(path, addresses, nic or "", port, served, script, external_dp)
 
 
 def refuse_variable(what: str, text: str) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from glm5_ascend.console import note
 from glm5_ascend.deploy.health import healthy
 from glm5_ascend.deploy.plan_file import Plan
-from glm5_ascend.deploy.render.nodes import READY_S, proxy_words
-from glm5_ascend.deploy.render.place import Place, engine_port, is_split
+from glm5_ascend.deploy.render.nodes import READY_S, api_servers, proxy_words
+from glm5_ascend.deploy.render.place import Place, is_split
 from glm5_ascend.deploy.supervise import Child, child_failed
 from glm5_ascend.errors import PreflightError, Unhealthy
 
@@ -81,18 +81,17 @@ def proxy_node(plan: Plan) -> int | None:
 
 
 def endpoints(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None) -> list[str]:
-    """Base URL of every instance behind the proxy, prefill first.
+    """Base URL of every API server behind the proxy, prefill first.
 
     Args:
         hosts: name of each instance's first server, where it is not its address.
     """
-    port = engine_port(plan, place)
-    sides = ("prefill", "decode") if is_split(plan) else ()
+    found = api_servers(plan, place, hosts) if is_split(plan) else []
     return [
-        f"http://{hosts[number] if hosts else place.hosts[role.nodes[0]]}:{port}"
-        for side in sides
-        for number, role in enumerate(plan.roles)
-        if role.role == side
+        f"http://{host}:{port}"
+        for side in ("prefill", "decode")
+        for role, host, port in found
+        if role == side
     ]
 
 

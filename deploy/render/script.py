@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.plan_file import Plan
@@ -51,6 +51,24 @@ def body(plan: Plan, node: Node, *, exports: bool = True, before: str = "") -> s
     return f"{text}{before}exec {lines_of(node)}\n"
 
 
+def _ranks(plan: Plan, ranks: Sequence[Node], before: str) -> str:
+    """What a shell does where every rank is a server: start all, and end them with the first."""
+    variables = ranks[0].command.env.items()
+    own = "ASCEND_RT_VISIBLE_DEVICES"
+    text = "set -eu\n"
+    text += "".join(f"export {name}={quoted(value)}\n" for name, value in variables if name != own)
+    text += f"{_LIBRARIES}{before}ranks=()\n"
+    for node in ranks:
+        dies = node.command.env[own]
+        text += f"{own}={dies} {lines_of(node)} &\nranks+=($!)\n"
+    return (
+        f"{text}trap 'kill \"${{ranks[@]}}\" 2> /dev/null || true' EXIT\n"
+        "trap 'exit 130' INT TERM\n"
+        'wait -n "${ranks[@]}" || true\n'
+        'echo "a rank has ended, so all of this server do" >&2\nexit 1\n'
+    )
+
+
 def proxy_body(plan: Plan, place: Place, hosts: Mapping[int, str] | None = None) -> str:
     """What a shell does to start the proxy; empty where there is none.
 
@@ -68,16 +86,22 @@ def files(plan: Plan, place: Place) -> dict[str, str]:
     ``proxy.sh`` starts it alone, for a machine without an engine.
     """
     made = {}
-    for node in nodes(plan, place):
-        where = f" at {place.hosts[node.number]}" if place.hosts else ""
+    found = nodes(plan, place)
+    for first in (node for node in found if not node.slot):
+        where = f" at {place.hosts[first.number]}" if place.hosts else ""
         engine = f"vllm-ascend {release(plan.release).text}"
-        about = f"# {plan.model} {plan.quant}, {engine}: node {node.number}"
+        about = f"# {plan.model} {plan.quant}, {engine}: node {first.number}"
         proxy = ""
-        if node.number == proxy_node(plan):
+        if first.number == proxy_node(plan):
             proxy = beside_engine(proxy_words(plan, place), endpoints(plan, place))
-        made[f"node{node.number}.sh"] = (
-            f"#!/usr/bin/env bash\n{about}{where}, {node.role} {plan.roles[node.instance].layout}\n"
-            + body(plan, node, before=proxy)
+        text = (
+            body(plan, first, before=proxy)
+            if first.slot is None
+            else _ranks(plan, [node for node in found if node.number == first.number], proxy)
+        )
+        layout = plan.roles[first.instance].layout
+        made[f"node{first.number}.sh"] = (
+            f"#!/usr/bin/env bash\n{about}{where}, {first.role} {layout}\n{text}"
         )
     text = proxy_body(plan, place)
     if text:

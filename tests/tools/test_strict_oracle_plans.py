@@ -6,6 +6,7 @@ Verdicts on plans of every kind are recorded; some plans are made anew and asked
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from glm5_ascend.cli import cli
+from glm5_ascend.deploy.catalogue.releases import release
+from glm5_ascend.deploy.check.sites import Site, read_sites
 from glm5_ascend.deploy.plan_file import Plan
 from tests.tools.test_strict_oracle_rerun import installed
 from tools.oracle.plans import RECORDED, line_of, loads, node_commands, plan_anew, plans
 from tools.oracle.record import PLANS, read_rows
 from tools.oracle.trials import run_commands
-from tools.oracle.words import resolve_model
+from tools.oracle.words import Command, resolve_model
 
 NEW, OLD = "0.30.0rc2", "0.23.0.post1"
 ROWS = read_rows(PLANS)
@@ -78,6 +81,25 @@ def test_what_is_planned_today_passes_check(name: str, version: str, tmp_path: P
     assert [f["message"] for f in found["findings"] if f["severity"] == "error"] == []
 
 
+def rank_servers(file: Path, version: str) -> list[Command]:
+    """The commands of ``render --external-dp``."""
+    hosts = ",".join(f"10.0.0.{number}" for number in range(1, 5))
+    words = ["render", str(file), "--external-dp", "--hosts", hosts, "--nic", "eth0", "--dry-run"]
+    result = CliRunner().invoke(cli, [*words, "--json"])
+    texts = json.loads(result.stdout)["texts"]
+    switches = release(version).switches
+    sites = [site for name in texts for site in _sites(name, texts[name], switches)]
+    return [
+        Command(dict(site.command.env), site.command.to_argv()[1:])
+        for site in sites
+        if site.command.given("--data-parallel-rank")
+    ]
+
+
+def _sites(name: str, text: str, switches: Collection[str]) -> list[Site]:
+    return read_sites(name, text, switches) if name.startswith("node") else []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "fetch"), [(NEW, True), (OLD, False)])
 def test_the_real_parser_accepts_what_is_planned_today(
@@ -93,6 +115,11 @@ def test_the_real_parser_accepts_what_is_planned_today(
             stands, _ = resolve_model(command, tmp_path, None)
             entry = {"id": f"{name} node {number}", "chip": chip}
             asked.append({**entry, "argv": stands.argv, "env": stands.env})
+    # The first and the last server of a rank, where every rank has one.
+    for command in rank_servers(tmp_path / "a3x4-c8.yaml", version)[::9]:
+        stands, _ = resolve_model(command, tmp_path, None)
+        entry = {"id": f"rank {command.argv[-1]}", "chip": "A3"}
+        asked.append({**entry, "argv": stands.argv, "env": stands.env})
     # A verdict that cannot be no says nothing.
     wrong = {**asked[0], "id": "wrong", "argv": [*asked[0]["argv"], "--no-such-flag"]}
     verdicts = {

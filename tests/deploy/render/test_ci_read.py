@@ -192,7 +192,7 @@ def test_a_server_per_rank(tmp_path: Path) -> None:
         ("prefill", (1,), "dp2tp8"),
     ]
     assert (made.release, made.sku) == ("0.23.0.post1", "a3-560t")
-    assert "a server per rank becomes one engine per instance, with one API" in lost
+    assert "a server per rank becomes one engine per instance, but for --external-dp" in lost
     assert "node 1: --kv-transfer-config.kv_port was 30000 and becomes 36100" in lost
     assert not any("PORT" in text or "VISIBLE" in text for text in lost)
     # The file's addresses are the site's.
