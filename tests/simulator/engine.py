@@ -89,10 +89,20 @@ class Engine:
         return pipe
 
     def generate(
-        self, prompts: list[list[int]], count: int = 16, *, together: bool = False
+        self,
+        prompts: list[list[int]],
+        count: int = 16,
+        *,
+        together: bool = False,
+        transfer: list[dict[str, str]] | None = None,
     ) -> list[Output]:
-        """Greedy continuations, one request after the other or all at once."""
-        answers = self.ask("generate", prompts=prompts, count=count, together=together)
+        """Greedy continuations, one request after the other or all at once.
+
+        ``transfer``: ``kv_transfer_params`` of each prompt.
+        """
+        answers = self.ask(
+            "generate", prompts=prompts, count=count, together=together, transfer=transfer or []
+        )
         return [Output(**answer) for answer in answers]
 
     def score(self, tokens: list[int], path: Path, codes: Path | None = None) -> torch.Tensor:

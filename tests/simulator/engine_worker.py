@@ -30,14 +30,36 @@ class Session:
         """vLLM's model runner; in this process unless the engine is parallel."""
         return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
-    def generate(self, prompts: list[list[int]], count: int, together: bool) -> list[Any]:
-        """Greedy tokens, their log-probabilities, and how many prompt tokens were cached."""
+    def generate(
+        self,
+        prompts: list[list[int]],
+        count: int,
+        together: bool,
+        transfer: list[dict[str, str]],
+    ) -> list[Any]:
+        """Greedy tokens, their log-probabilities, and how many prompt tokens were cached.
+
+        ``transfer`` has the ``kv_transfer_params`` of each prompt, or is empty.
+        """
         from vllm import SamplingParams
 
-        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=0)
-        inputs: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-        batches = [inputs] if together else [[one] for one in inputs]
-        outputs = [o for batch in batches for o in self.llm.generate(batch, params, use_tqdm=False)]
+        extra = [{"kv_transfer_params": one} for one in transfer] or [None] * len(prompts)
+        inputs: list[tuple[Any, SamplingParams]] = [
+            (
+                {"prompt_token_ids": prompt},
+                SamplingParams(
+                    temperature=0, max_tokens=count, ignore_eos=True, logprobs=0, extra_args=more
+                ),
+            )
+            for prompt, more in zip(prompts, extra, strict=True)
+        ]
+        outputs = [
+            output
+            for batch in ([inputs] if together else [[one] for one in inputs])
+            for output in self.llm.generate(
+                [prompt for prompt, _ in batch], [params for _, params in batch], use_tqdm=False
+            )
+        ]
         return [
             {
                 "tokens": list(o.outputs[0].token_ids),
