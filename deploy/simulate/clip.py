@@ -34,5 +34,6 @@ def describe(group: Group, clipped: Group, expert_parallel: bool) -> str:
     def sizes(one: Group) -> str:
         return f"{one} (EP {one.ep})" if expert_parallel else f"{one}"
 
+    dies = "1 die" if group.dies == 1 else f"{group.dies} dies"
     ranks = "1 process" if clipped.dies == 1 else f"{clipped.dies} processes"
-    return f"{sizes(group)} on {group.dies} dies -> {sizes(clipped)} in {ranks}"
+    return f"{sizes(group)} on {dies} -> {sizes(clipped)} in {ranks}"

@@ -21,6 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 
@@ -64,7 +67,11 @@ class FolderConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """All tokens of the prompt that are not computed, where a file is named; not at once."""
-        if self._key(request, "load") is None:
+        key = self._key(request, "load")
+        if key is None:
+            return 0, False
+        if not (self._folder / key).is_file():
+            logger.warning("No cache %s has come: the prompt is computed here.", key)
             return 0, False
         missing = request.num_prompt_tokens - num_computed_tokens
         self._computed[request.request_id] = num_computed_tokens

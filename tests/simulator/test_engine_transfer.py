@@ -54,6 +54,10 @@ def test_caches_move_from_prefill_to_decode(
     assert [o.cached for o in outputs] == [len(prompt) for prompt in prompts]
     assert list(tmp_path.iterdir()) == []
 
+    # A cache that never came: decode computes the prompt.
+    (alone,) = decode.generate([prompts[1][:30]], transfer=[{"load": "f" * 32}])
+    assert (alone.tokens, alone.cached) == (engine.generate([prompts[1][:30]])[0].tokens, 16)
+
     # What arrives is what is used: a file of zeros changes the answer.
     prompt = list(reversed(prompts[0]))
     prefill.generate([prompt], 1, transfer=[{"save": keys[0]}])

@@ -47,6 +47,12 @@ def test_every_layout_keeps_its_directions() -> None:
         assert 16 % found.ep == 0
 
 
+def test_halves_of_a_split_plan() -> None:
+    assert str(clip(Group(8, 4), SMALL, True, 2)) == "dp2tp1"
+    assert str(clip(Group(1, 16), SMALL, True, 2)) == "dp1tp2"
+    assert str(clip(Group(32, 1), SMALL, True, 2)) == "dp2tp1"
+
+
 def test_the_model_bounds_it() -> None:
     group = Group(1, 16)
     assert clip(group, replace(SMALL, num_attention_heads=2), True).tp == 2
@@ -62,4 +68,4 @@ def test_in_words() -> None:
     assert describe(group, clipped, True) == (
         "dp8tp4 (EP 32) on 32 dies -> dp2tp2 (EP 4) in 4 processes"
     )
-    assert describe(Group(1, 1), Group(1, 1), False) == "dp1tp1 on 1 dies -> dp1tp1 in 1 process"
+    assert describe(Group(1, 1), Group(1, 1), False) == "dp1tp1 on 1 die -> dp1tp1 in 1 process"
