@@ -16,7 +16,7 @@ from glm5_ascend.ops.hadamard_quant import triton_kernel as hadamard_host
 from glm5_ascend.ops.hadamard_quant import triton_source as hadamard_source
 from glm5_ascend.ops.paged_cache import triton_kernel as cache_host
 from glm5_ascend.ops.paged_cache import triton_source as cache_source
-from glm5_ascend.ops.verify import hadamard
+from glm5_ascend.ops.verify import device, hadamard
 from glm5_ascend.ops.verify.caches import PackedCase, WriteCase
 from glm5_ascend.ops.verify.case import Case
 from glm5_ascend.ops.verify.runner import public, run_one
@@ -109,6 +109,17 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         ops.write_paged_rows(
             torch.zeros(1, 1, 4), torch.zeros(1, 4), torch.zeros(1).int(), backend="triton"
         )
+
+
+def test_cases_go_to_the_gpu_unless_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(function: str, /, **arguments: Tensor) -> int:
+        return arguments["x"].data_ptr()
+
+    x = torch.zeros(1)
+    assert device.at_home(call, "triton") is call
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setitem(device.HOMES, "triton", "cpu")
+    assert device.at_home(call, "triton")("f", x=x) != x.data_ptr()
 
 
 HADAMARD = next(iter(hadamard.cases()))
