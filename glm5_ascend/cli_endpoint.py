@@ -58,6 +58,7 @@ _COUNT = Count(1)
     type=_COUNT,
     help="Running requests of a client.  [default: what the engines run at once]",
 )
+@click.option("--external-dp", is_flag=True, help="As given to render.")
 @click.option("--npu-exporter", "npu_port", type=_COUNT, metavar="PORT", help="Watch NPUs too.")
 @click.option("--dry-run", is_flag=True, help="Print the files but the keys, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")

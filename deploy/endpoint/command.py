@@ -35,7 +35,7 @@ class EndpointOptions:
     """What the user asked for.
 
     Attributes:
-        hosts, port: as for ``render``.
+        hosts, port, external_dp: as for ``render``.
         gate: nginx's own settings.
         clients: names that get a key.
         npu_port: port of npu-exporter on every server.
@@ -48,6 +48,7 @@ class EndpointOptions:
     gate: Gate = field(default_factory=Gate)
     clients: tuple[str, ...] = ("default",)
     npu_port: int | None = None
+    external_dp: bool = False
     dry_run: bool = False
 
 
@@ -58,7 +59,12 @@ def endpoint(options: EndpointOptions) -> Rendered:
         Glm5Error: the plan or a setting is at fault.
         OSError: a file cannot be read or written.
     """
-    site = site_of(Plan.load(options.plan), hosts=options.hosts, port=options.port)
+    site = site_of(
+        Plan.load(options.plan),
+        hosts=options.hosts,
+        port=options.port,
+        external_dp=options.external_dp,
+    )
     npu = options.npu_port is not None
     if npu and options.npu_port is not None and options.npu_port > 65_535:
         raise Glm5Error(f"--npu-exporter {options.npu_port} is no port", "its own default is 8082")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan
-from glm5_ascend.deploy.render.place import PORT, engine_port, is_split, place_of
+from glm5_ascend.deploy.render.nodes import api_servers
+from glm5_ascend.deploy.render.place import PORT, is_split, place_of
 from glm5_ascend.deploy.render.proxy import proxy_node
 
 # The engines' own switches for what nginx does here.
@@ -37,7 +40,7 @@ class Site:
 
     Attributes:
         plan: the plan.
-        engines: with ``/metrics``; the first server of each instance.
+        engines: with ``/metrics``; the first server of each instance, or every rank's.
         entries: ``address:port`` of what answers users: the engines, or the proxy of a split plan.
         servers: address of every server.
     """
@@ -64,21 +67,20 @@ class Site:
         Raises:
             PlanError: the plan does not say it.
         """
-        lengths = [role.flags.get("max-model-len") for role in self.plan.roles]
-        if not all(isinstance(one, int) and one > 0 for one in lengths):
+        lengths = [_count(role.flags.get("max-model-len")) for role in self.plan.roles]
+        if 0 in lengths:
             raise PlanError(
-                "the plan does not set max-model-len for every role",
+                "the plan has no number as max-model-len of every role",
                 "add it to `flags`: body size and timeouts follow from it",
             )
-        return min(one for one in lengths if isinstance(one, int))
+        return min(lengths)
 
     @property
     def sequences(self) -> int:
         """Requests that write answers at once, over all data-parallel ranks."""
         total = 0
         for role in self.answering:
-            each = role.flags.get("max-num-seqs", _SEQUENCES)
-            total += role.group.dp * (each if isinstance(each, int) else _SEQUENCES)
+            total += role.group.dp * (_count(role.flags.get("max-num-seqs")) or _SEQUENCES)
         return total
 
     @property
@@ -101,8 +103,16 @@ class Site:
     def keep_alive_s(self) -> int:
         """Seconds for which an idle connection to an entry is kept: one less than it keeps it."""
         texts = [] if is_split(self.plan) else [r.env.get(_KEEP_VARIABLE) for r in self.plan.roles]
-        kept = [int(text) if text and text.isdigit() else _KEEP_ALIVE_S for text in texts]
+        kept = [
+            int(text) if text and re.fullmatch("[0-9]{1,6}", text) else _KEEP_ALIVE_S
+            for text in texts
+        ]
         return max(1, min(kept, default=_KEEP_ALIVE_S) - 1)
+
+
+def _count(value: object) -> int:
+    """A number of tokens or sequences; 0 for anything else."""
+    return value if type(value) is int and 0 < value < 1 << 31 else 0
 
 
 def predicted(plan: Plan, key: str) -> float | None:
@@ -113,13 +123,18 @@ def predicted(plan: Plan, key: str) -> float | None:
     return float(value)
 
 
-def site_of(plan: Plan, *, hosts: str | None = None, port: int = PORT) -> Site:
+def site_of(
+    plan: Plan, *, hosts: str | None = None, port: int = PORT, external_dp: bool = False
+) -> Site:
     """The site of a plan; one server without addresses is this machine.
+
+    Args:
+        external_dp: every data-parallel rank is a server of its own, as ``render`` has it.
 
     Raises:
         PlanError: addresses are missing or wrong, or engines want TLS or a key themselves.
     """
-    place = place_of(plan, hosts=hosts, port=port, templated=True)
+    place = place_of(plan, hosts=hosts, port=port, external_dp=external_dp, templated=True)
     if not place.hosts and plan.servers > 1:
         raise PlanError(
             f"the addresses of {plan.servers} servers are missing",
@@ -135,14 +150,14 @@ def site_of(plan: Plan, *, hosts: str | None = None, port: int = PORT) -> Site:
                 f"{_KEY_VARIABLE} of {role.role} does what nginx is to do",
                 "take it out of the plan",
             )
-    hosts_of = place.hosts or ("127.0.0.1",)
-    own = engine_port(plan, place)
-    engines = tuple(
-        Engine(number, role.role, f"{hosts_of[role.nodes[0]]}:{own}")
-        for number, role in enumerate(plan.roles)
-    )
+    place = replace(place, hosts=place.hosts or ("127.0.0.1",))
+    servers = iter(api_servers(plan, place))
+    engines: list[Engine] = []
+    for number, role in enumerate(plan.roles):
+        count = role.group.dp if external_dp else 1
+        engines += [Engine(number, kind, f"{h}:{p}") for kind, h, p in islice(servers, count)]
     entries = tuple(engine.target for engine in engines)
     proxy = proxy_node(plan)
     if proxy is not None:
-        entries = (f"{hosts_of[proxy]}:{place.port}",)
-    return Site(plan, engines, entries, hosts_of)
+        entries = (f"{place.hosts[proxy]}:{place.port}",)
+    return Site(plan, tuple(engines), entries, place.hosts)

@@ -150,6 +150,35 @@ def test_sizes_and_times() -> None:
     assert (two.entries, two.health) == (("10.0.0.1:8000", "10.0.0.2:8000"), "/health")
 
 
+def test_a_server_per_rank() -> None:
+    site = site_of(PLANS["two prefills"], hosts=",".join(HOSTS), external_dp=True)
+    assert site.entries == ("10.0.0.1:8000",)
+    decode = [engine.target for engine in site.engines if engine.role == "decode"]
+    assert decode == [f"10.0.0.{host}:{8100 + rank}" for host in (3, 4) for rank in range(16)]
+    assert [engine.instance for engine in site.engines] == [0, 1, *[2] * 32]
+    with pytest.raises(PlanError):
+        site_of(ONE, external_dp=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [
+        ({"max-num-seqs": True}, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "²"}),
+        ({"max-num-seqs": "8"}, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "-3"}),
+        ({"max-num-seqs": 1 << 40}, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "9" * 9}),
+    ],
+)
+def test_odd_numbers(flags: dict[str, Any], env: dict[str, str]) -> None:
+    site = site_of(changed(ONE, flags, env))
+    assert (site.sequences, site.keep_alive_s) == (2 * 256, 4)
+
+
+@pytest.mark.parametrize("length", [True, "64k", 0, 1 << 31, -1])
+def test_lengths_that_are_none(length: object) -> None:
+    with pytest.raises(PlanError, match="no number as max-model-len"):
+        _ = site_of(changed(ONE, {"max-model-len": length}, {})).context
+
+
 @pytest.mark.parametrize(
     ("flags", "env", "words"),
     [
@@ -170,7 +199,7 @@ def test_a_plan_without_a_length(tmp_path: Path) -> None:
     made = replace(ONE, roles=(replace(ONE.roles[0], flags=flags),))
     result = run(written(made, tmp_path), "--dry-run")
     assert result.exit_code == 1
-    assert "error: the plan does not set max-model-len" in result.output
+    assert "error: the plan has no number as max-model-len" in result.output
     assert "hint: " in result.output
 
 

@@ -81,7 +81,7 @@ def test_every_name_is_registered_by_the_vllm_that_is_installed() -> None:
     text = json.dumps(expressions(FULL)) + monitoring.dashboard_json(site(FULL))
     labels = {label for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(", ")}
     labels |= set(re.findall(r"{{(\w+)}}", monitoring.dashboard_json(site(FULL))))
-    labels -= {"role", "instance", "le", "status"}
+    labels -= {"role", "instance", "group", "le", "status"}
     assert labels == {"engine", "position", "finished_reason", "reason"}
     words = {
         node.value
@@ -321,7 +321,7 @@ def written_series(given: dict[str, str], instance: str) -> list[dict[str, str]]
     for text, values in given.items():
         name, _, label = text.partition("!")
         name, _, role = name.partition("@")
-        labels = {"instance": instance, "job": "vllm", "role": role or "decode"}
+        labels = {"instance": instance, "group": instance, "job": "vllm", "role": role or "decode"}
         if label:
             key, _, value = label.partition("=")
             labels[key] = value
@@ -342,7 +342,8 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         for case, fires in zip(pair, (True, False), strict=True):
             instance = f"{name}-{fires}"
             given += written_series(case, instance)
-            labels = f'alertname="{name}",alertstate="firing",instance="{instance}"'
+            labels = f'alertname="{name}",alertstate="firing",'
+            labels += ("group" if name == "RanksUneven" else "instance") + f'="{instance}"'
             samples = [{"labels": "{}", "value": 1}] if fires else []
             query = {"expr": f"count(ALERTS{{{labels}}})", "exp_samples": samples}
             expected.append({**query, "eval_time": "40m"})
