@@ -19,6 +19,7 @@ ATTENTION = [
     Shape("decode-int8", "attention", "int8", 2, 1, 256, 8, chosen=64),
     Shape("decode-fp8", "attention", "fp8", 2, 1, 256, 8, chosen=64),
     Shape("prefill", "attention", "bf16", 1, 4, 256, 8, "overlapping", chosen=64),
+    Shape("whole-prompt", "attention", "bf16", 1, 70, 70, 2, chosen=64),
 ]
 INDEXER = [
     Shape(f"indexer-{dtype}", "indexer", dtype, 1, 2, 256, chosen=64)

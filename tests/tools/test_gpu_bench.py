@@ -159,6 +159,20 @@ def test_packed_rows() -> None:
         assert np.allclose(scales, wanted.numpy(), rtol=1e-6)
 
 
+def test_positions_of_a_whole_prompt() -> None:
+    problem = attention.Problem(ATTENTION[4], "cpu", 1, "reference")
+    each = problem.sets[0]
+    for token in range(70):
+        chosen = each.positions[token]
+        count = min(token + 1, 64)
+        assert bool((chosen[count:] == -1).all())
+        assert bool((each.slots[token, count:] == -1).all())
+        assert len(set(chosen[:count].tolist())) == count
+        assert bool((chosen[1:count] > chosen[: count - 1]).all())
+        assert int(chosen[count - 1]) <= token
+    assert problem.cache.shape == (128, 576)
+
+
 def test_deep_gemms_pages_hold_codes_before_scales() -> None:
     each = indexer.Problem(INDEXER[2], "cpu", 5, "reference").sets[0]
     pages = peers_indexer.peer_pages(each)

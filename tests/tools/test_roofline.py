@@ -57,6 +57,13 @@ def test_a_cache_is_read_once_and_no_further_than_it_can_be_named() -> None:
     assert many.gathered == 64 * 2048 * 1152
 
 
+def test_a_short_context_costs_what_its_tokens_see() -> None:
+    cost = BY_NAME["attention-prefill-2119-h8-random"].cost
+    pairs = 2048 * 2049 // 2 + 71 * 2048
+    assert sum(cost.flops.values()) == 2.0 * pairs * 8 * 1088
+    assert cost.gathered == pairs * 1152
+
+
 def test_every_kernel_has_shapes_and_the_goals_come_first() -> None:
     assert {shape.kernel for shape in SHAPES} == set(KERNELS)
     assert len(BY_NAME) == len(SHAPES)

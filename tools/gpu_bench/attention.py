@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from glm5_ascend.ops import kv_quant_sparse_flash_attention, sparse_flash_attention
 from glm5_ascend.ops.verify.compare import Figures, close
@@ -26,7 +27,8 @@ RENEWED = 0.1
 
 @dataclass(frozen=True)
 class Set:
-    """Query [tokens, heads, 576], chosen positions and their cache rows int32 [tokens, chosen]."""
+    """Query [tokens, heads, 576], chosen positions and their cache rows int32 [tokens, chosen],
+    -1 where a token sees fewer."""
 
     query: Tensor
     positions: Tensor
@@ -44,7 +46,7 @@ class Problem:
         self.shape, self.backend = shape, backend
         gen = draw.generator(device, seed)
         self.table = draw.pages(gen, shape.requests, shape.context)
-        rows = shape.requests * shape.context
+        rows = self.table.numel() * PAGE
         self.cache = torch.empty(
             rows, WIDTH if shape.dtype == "bf16" else PACKED, device=device,
             dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.int8,
@@ -61,12 +63,16 @@ class Problem:
         query = draw.normal(gen, shape.tokens, shape.heads, WIDTH)
         positions = self._positions(gen)
         owner = torch.arange(shape.tokens, device=positions.device) // shape.queries
-        page = self.table[owner[:, None], positions // PAGE]
-        return Set(query, positions.int(), page * PAGE + (positions % PAGE).int())
+        page = self.table[owner[:, None], positions.clamp(min=0) // PAGE]
+        slots = page * PAGE + (positions % PAGE).int()
+        return Set(query, positions.int(), slots.masked_fill_(positions < 0, -1))
 
     def _positions(self, gen: torch.Generator) -> Tensor:
-        """int64 [tokens, chosen] ascending: one row out of each of ``chosen`` equal strides."""
+        """int64 [tokens, chosen] ascending, then -1: one row out of each of ``chosen`` equal
+        strides; where a token sees hardly more than that, random ones of all."""
         shape = self.shape
+        if shape.context < shape.queries + shape.chosen:
+            return self._few(gen)
         stride = (shape.context - shape.queries + 1) // shape.chosen
         size, where = (shape.tokens, shape.chosen), gen.device
         place = torch.randint(0, stride, size, generator=gen, device=where)
@@ -77,6 +83,18 @@ class Problem:
             place = place.gather(0, torch.where(new, number, 0).cummax(0).values)
         return place + torch.arange(shape.chosen, device=where) * stride
 
+    def _few(self, gen: torch.Generator) -> Tensor:
+        shape, where = self.shape, gen.device
+        first = shape.context - shape.queries + 1
+        seen = (torch.arange(shape.tokens, device=where) % shape.queries + first)[:, None]
+        rank = torch.rand(shape.tokens, shape.context, generator=gen, device=where)
+        rank.masked_fill_(torch.arange(shape.context, device=where) >= seen, -1)
+        found = rank.topk(min(shape.chosen, shape.context), -1)
+        none = shape.context  # sorts last
+        chosen = found.indices.masked_fill(found.values < 0, none).sort(-1).values
+        chosen = functional.pad(chosen, (0, shape.chosen - chosen.shape[1]), value=none)
+        return chosen.masked_fill(chosen == none, -1)
+
     @cached_property
     def exact(self) -> list[tuple[Tensor, Tensor]]:
         """(F64, the same from BF16 weights and rows) of the judged tokens of every set."""
@@ -85,7 +103,8 @@ class Problem:
     def _exact(self, each: Set) -> tuple[Tensor, Tensor]:
         wide, low = [], []
         for token in draw.judged(self.shape.tokens).tolist():
-            rows = self.cache[each.slots[token].long()]
+            slots = each.slots[token]
+            rows = self.cache[slots[slots >= 0].long()]
             keys = rows.double() if self.shape.dtype == "bf16" else unpacked(rows, self.shape.dtype)
             query = each.query[token].double()
             weight = torch.softmax(query @ keys.T * SCALE, -1)
@@ -154,8 +173,10 @@ class Problem:
         def run(each: Set) -> Tensor:
             out = []
             for query, slots in zip(each.query.split(512), each.slots.split(512), strict=True):
-                rows = cache.index_select(0, slots.flatten()).view(*slots.shape, WIDTH)
-                weight = torch.softmax(torch.bmm(query * SCALE, rows.mT), -1)
+                rows = cache.index_select(0, slots.clamp(min=0).flatten())
+                rows = rows.view(*slots.shape, WIDTH)
+                scores = torch.bmm(query * SCALE, rows.mT)
+                weight = torch.softmax(scores.masked_fill_(slots[:, None] < 0, -torch.inf), -1)
                 out.append(torch.bmm(weight, rows[..., :LATENT]))
             return torch.cat(out)
 

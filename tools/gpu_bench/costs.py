@@ -56,7 +56,8 @@ class Cost:
 def attention(
     requests: int, queries: int, context: int, heads: int, dtype: str, chosen: int = CHOSEN
 ) -> Cost:
-    """Sparse attention: ``queries`` tokens of each request over ``chosen`` rows of ``context``.
+    """Sparse attention: ``queries`` tokens of each request over ``chosen`` rows of ``context``,
+    or over all that they see where that is less.
 
     Of a request's cache as many rows are read as its tokens can name, each once. Codes are
     multiplied as 16-bit numbers, which represent them exactly.
@@ -64,9 +65,10 @@ def attention(
     tokens, row = requests * queries, _LATENT_ROW[dtype]
     keys = requests * min(context, queries * chosen) * row
     queries_and_results = 2 * tokens * heads * (LATENT + ROPE + LATENT)
-    flops = 2.0 * tokens * heads * chosen * (LATENT + ROPE + LATENT)
+    pairs = requests * sum(min(chosen, context - queries + i + 1) for i in range(queries))
+    flops = 2.0 * pairs * heads * (LATENT + ROPE + LATENT)
     nbytes = keys + queries_and_results + 4 * tokens * chosen
-    return Cost(nbytes, {"bf16": flops}, tokens * chosen * row)
+    return Cost(nbytes, {"bf16": flops}, pairs * row)
 
 
 def indexer(requests: int, queries: int, context: int, dtype: str, chosen: int = CHOSEN) -> Cost:

@@ -31,8 +31,8 @@ def normal(gen: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat1
 
 
 def pages(gen: torch.Generator, requests: int, context: int) -> Tensor:
-    """int32 [requests, context / 64]: a random page for every run of 64 positions."""
-    count = requests * context // PAGE
+    """int32 [requests, context / 64]: a random page for every run of 64 positions, begun or not."""
+    count = requests * -(-context // PAGE)
     return torch.randperm(count, generator=gen, device=gen.device).int().view(requests, -1)
 
 

@@ -74,7 +74,7 @@ def _prefill(problem: Problem, peers: Peers) -> Ready:
 
     def call(each: Set) -> Callable[[], Tensor]:
         query, slots = _padded(each.query), each.slots[:, None]
-        length = torch.full((len(query),), slots.shape[2], dtype=torch.int32, device=query.device)
+        length = (each.slots >= 0).sum(1, dtype=torch.int32)
         return lambda: function(query, rows, slots, SCALE, LATENT, None, length, **more)[0]
 
     return Ready([call(each) for each in problem.sets], problem.loose, version)

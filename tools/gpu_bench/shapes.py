@@ -64,9 +64,9 @@ class Shape:
         tokens = f"{self.requests} x {self.queries} query tokens"
         if self.kernel == "attention":
             kind = "" if self.queries == 1 else f", {self.sets} sets"
-            return (
-                f"{tokens}, {self.heads} heads, {self.chosen} of {self.context // 1024}k rows{kind}"
-            )
+            size = self.context
+            rows = f"{self.chosen} of {f'{size // 1024}k' if size % 1024 == 0 else size} rows"
+            return f"{tokens}, {self.heads} heads, {rows}{kind}"
         if self.kernel == "indexer":
             return f"{tokens}, 32 heads x 128, best {self.chosen} of {self.context // 1024}k keys"
         if self.kernel == "mlapo":
@@ -125,6 +125,7 @@ SHAPES = (
     _indexer("bf16", _PREFILL, 131072),
     _indexer("int8", _PREFILL, 131072),
     _indexer("fp8", 1, 32768),
+    Shape("attention-prefill-2119-h8-random", "attention", "bf16", 1, 2119, 2119, 8),
     _mlapo("bf16", 1),
     _mlapo("int8", 8),
     _mlapo("int8", 1, heads=8),
