@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from glm5_ascend.deploy.catalogue.releases import Release
-from glm5_ascend.deploy.check.command_line import ServeCommand, dump, whole_number
+from glm5_ascend.deploy.check.command_line import (
+    Option,
+    ServeCommand,
+    dump,
+    read_json,
+    whole_number,
+)
 from glm5_ascend.deploy.plan_file import Plan, PlanError, Value
 from glm5_ascend.deploy.render.nodes import nodes
 from glm5_ascend.deploy.render.place import place_of
+from glm5_ascend.errors import brief
 
 # What the CI sets by itself, or what a site says anew.
 SITE_VARIABLES = (
@@ -33,7 +40,11 @@ _DEFAULTS: dict[str, Value] = {
 
 def values(command: ServeCommand, found: Release) -> dict[str, Value]:
     """The flags of a command by name with dashes, each as a plan writes it; of repeated ones the
-    last counts."""
+    last counts.
+
+    Raises:
+        PlanError: JSON that cannot be read.
+    """
     made: dict[str, Value] = {}
     for option in command.options:
         name = option.name
@@ -42,6 +53,7 @@ def values(command: ServeCommand, found: Release) -> dict[str, Value]:
         if name.startswith("--no-") and name not in found.flags:
             made[positive] = False
         elif kind == "json":
+            _check_json(option)
             made[name] = command.json(name)
         elif not option.values:
             made[name] = True
@@ -50,6 +62,20 @@ def values(command: ServeCommand, found: Release) -> dict[str, Value]:
         else:
             made[name] = _scalar(option.values[0], kind)
     return made
+
+
+def _check_json(option: Option) -> None:
+    if option.path:
+        return
+    try:
+        whole = isinstance(read_json(option.values[0]), dict) if option.values else False
+    except ValueError:
+        whole = False
+    if not whole:
+        raise PlanError(
+            f"{option.name} {brief(' '.join(option.values))} is no JSON object",
+            "correct it in the file",
+        )
 
 
 def _scalar(text: str, kind: str) -> Value:
@@ -87,6 +113,8 @@ def lost(plan: Plan, commands: Sequence[tuple[int, ServeCommand]], found: Releas
 
 
 def _differences(old: ServeCommand, new: ServeCommand, found: Release) -> Iterator[str]:
+    for word in old.stray:
+        yield f"{brief(word)}, which belongs to no flag, is dropped"
     before, after = values(old, found), values(new, found)
     skipped: tuple[str, ...] = _SITE_FLAGS
     if "--data-parallel-rank" in before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -61,8 +62,13 @@ def run(part: Part, *, dry_run: bool) -> int:
     node = _node(plan, place, part)
     facts = engines.detect()
     launch = _launch(node, facts, is_split(plan))
+    timeout_s = ready_timeout({**os.environ, **launch.environ})
+    proxy = Proxy.of(plan, place, node.number, timeout_s)
     if dry_run:
         put(launch.render())
+        if proxy is not None:
+            note("and once every instance answers, the proxy:")
+            note(shlex.join(proxy.words))
         return ExitCode.DONE
     engine = engines.choose(facts)
     if engine is not Engine.NPU:
@@ -78,8 +84,6 @@ def run(part: Part, *, dry_run: bool) -> int:
             "the package mooncake is not installed, which moves caches from prefill to decode",
             "run inside the vllm-ascend image",
         )
-    timeout_s = ready_timeout({**os.environ, **launch.environ})
-    proxy = Proxy.of(plan, place, node.number, timeout_s)
     if proxy is not None:
         proxy.check()
     _announce(plan, node)

@@ -185,6 +185,14 @@ def test_a_foreign_file(tmp_path: Path) -> None:
     }
 
 
+def test_words_without_a_flag_are_named(tmp_path: Path) -> None:
+    document = internal(num_nodes=1)
+    command = f"vllm serve {MODEL} --enforce-eager lost -tp 16"
+    document["deployment"] = [{"envs": {}, "server_cmd": command}]
+    _, lost = imported(document, tmp_path)
+    assert "'lost', which belongs to no flag, is dropped" in lost
+
+
 def test_a_server_per_rank(tmp_path: Path) -> None:
     made, lost = imported(external(), tmp_path, "--for", "0.23")
     assert [(role.role, role.nodes, role.layout) for role in made.roles] == [
@@ -238,6 +246,14 @@ def without(document: dict[str, Any], key: str) -> dict[str, Any]:
         (
             internal(disaggregated_prefill={"prefiller_host_index": [0], "decoder_host_index": []}),
             "node 1 neither prefills nor decodes",
+        ),
+        (
+            internal(deployment=[{"server_cmd": f"vllm serve {MODEL} --additional-config {{"}] * 2),
+            "--additional-config '{' is no JSON object",
+        ),
+        (
+            internal(deployment=[{"server_cmd": f"vllm serve {MODEL} --hf-overrides 3"}] * 2),
+            "--hf-overrides '3' is no JSON object",
         ),
         (internal(glm5_ascend={"x": 1}), "keys that are not known"),
         (internal(glm5_ascend={"sku": 1}), "of a wrong kind"),

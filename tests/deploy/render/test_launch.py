@@ -53,7 +53,10 @@ def test_dry_run_prints_this_nodes_part(name: str, tmp_path: Path) -> None:
     place = place_of(made, hosts=",".join(HOSTS[: made.servers]), nic="eth0")
     for node in nodes(made, place):
         result = run("--plan", file, "--node-rank", node.number, *site(made), "--dry-run")
-        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.exit_code == 0
+        # The first prefill server has the proxy.
+        assert ("load_balance_proxy" in result.stderr) == (name == "split" and node.number == 0)
+        assert (result.stderr == "") == ("load_balance_proxy" not in result.stderr)
         words = shlex.split(result.stdout.replace("\\\n", " "))
         start = next(i for i, word in enumerate(words) if word.endswith("vllm"))
         assert words[start + 1 :] == node.command.to_argv()[1:]
