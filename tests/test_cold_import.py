@@ -193,6 +193,7 @@ def at_import_time(text: str) -> set[str]:
 OWN_VENDOR = {
     "triton_kernel": "triton",
     "triton_source": "triton",
+    "triton_products": "triton",
     "ascendc": "torch_npu",
     "torch_npu": "torch_npu",
 }
