@@ -47,7 +47,7 @@ def mlapo() -> Iterator[Shape]:
 
 
 def _projections(size: int, name: str, tiles: Any) -> Iterator[Shape]:
-    from glm5_ascend.ops.mlapo.triton_source import project
+    from glm5_ascend.ops.mlapo.triton_products import project
     from glm5_ascend.ops.mlapo.triton_tiles import QUANTISED
 
     int8 = size == 1
@@ -72,7 +72,7 @@ def _projections(size: int, name: str, tiles: Any) -> Iterator[Shape]:
 
 
 def _heads() -> Iterator[Shape]:
-    from glm5_ascend.ops.mlapo.triton_source import heads
+    from glm5_ascend.ops.mlapo.triton_products import heads
     from glm5_ascend.ops.mlapo.triton_tiles import TABLE
 
     for model, (_, _, _, nope) in _MODELS.items():

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.mlapo.arguments import Inputs, Linear, Outputs, Static
-from glm5_ascend.ops.mlapo.triton_source import heads, latents, project, quantise
+from glm5_ascend.ops.mlapo.triton_products import heads, project
+from glm5_ascend.ops.mlapo.triton_source import latents, quantise
 from glm5_ascend.ops.mlapo.triton_tiles import PART, QUANTISED, Tiles, choose
 from glm5_ascend.ops.paged_cache.rows import TILE
 from glm5_ascend.ops.triton.runtime import INTERPRETED, check_device, padded

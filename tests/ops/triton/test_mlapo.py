@@ -14,7 +14,7 @@ from torch import Tensor
 from glm5_ascend import ops
 from glm5_ascend.ops.errors import ArgumentError, Declined
 from glm5_ascend.ops.mlapo import triton_kernel as host
-from glm5_ascend.ops.mlapo import triton_source as source
+from glm5_ascend.ops.mlapo import triton_products, triton_source
 from glm5_ascend.ops.mlapo.triton_tiles import PART, TABLE, Tiles, choose
 from glm5_ascend.ops.verify.mla import Sizes
 from glm5_ascend.ops.verify.mlapo import MlapoCase, MlapoProblem
@@ -278,6 +278,10 @@ def test_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     for prefix, tiles in (("long", LONG), ("deep", DEEP)):
         if name.startswith(prefix):
             monkeypatch.setattr(host, "choose", lambda tokens, size, tiles=tiles: tiles)
+    texts = {
+        each: Path(str(each.__file__)).read_text() for each in (triton_source, triton_products)
+    }
+    source = next(each for each, text in texts.items() if right in text)
     plant(source, host, right, wrong, tmp_path, monkeypatch)
     with np.errstate(all="ignore"):
         assert problem_of(case)
