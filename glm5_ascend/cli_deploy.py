@@ -200,6 +200,9 @@ def accept(as_json: bool, **options: Any) -> int:
     buffered, and drafts that are not accepted. The plan's figures are limits with 25 % on top. Exit
     code 0 says go, 1 no-go, 6 that the server failed or does not answer.
 
+    An endpoint of `serve --plan --simulate` is asked what its small model knows; its speed is not
+    compared with the plan's.
+
     \b
     Example:
       glm5-ascend accept http://10.0.0.1:8000 --plan plan.yaml
