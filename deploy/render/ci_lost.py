@@ -49,7 +49,7 @@ def values(command: ServeCommand, found: Release) -> dict[str, Value]:
     for option in command.options:
         name = option.name
         positive = name.replace("--no-", "--", 1)
-        kind = found.flags.get(name.removeprefix("--"), found.flags.get(name, "text"))
+        kind = found.flags.get(name, "text")
         if name.startswith("--no-") and name not in found.flags:
             made[positive] = False
         elif kind == "json":

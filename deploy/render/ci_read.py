@@ -167,7 +167,8 @@ def _nodes(name: str, text: str, document: Mapping[str, Any], found: Release) ->
     sites = list(yaml_sites(name, text, found.switches))
     numbers = list(range(len(sites)))
     if "templates" in document:
-        entries = [item for item in document["templates"] if isinstance(item, dict)]
+        listed = document["templates"] if isinstance(document["templates"], list) else []
+        entries = [item for item in listed if isinstance(item, dict)]
         numbers = [item.get("node_index", -1) for item in entries]
     if sorted(numbers, key=str) != sorted(range(len(sites)), key=str) or not sites:
         raise PlanError(f"{name}: its nodes are not numbered from 0", "give every node one command")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.releases import Release, release
 from glm5_ascend.deploy.check.command_line import ServeCommand
+from glm5_ascend.deploy.check.near import nearest
 from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan, Value
 from glm5_ascend.deploy.render.place import (
     BEHIND_PROXY,
@@ -79,7 +80,7 @@ def nodes(plan: Plan, place: Place) -> list[Node]:
         spread = _spread(plan, role)
         start = 0
         for position, (number, ranks) in enumerate(zip(role.nodes, spread, strict=True)):
-            flags = _flags(plan, place, role, position, start, ranks)
+            flags = _flags(plan, place, role, found, position, start, ranks)
             if is_split(plan):
                 flags["kv-transfer-config"] = _transfer(plan, instance, found)
             if role.additional_config:
@@ -159,7 +160,13 @@ def _spread(plan: Plan, role: RolePlan) -> list[int]:
 
 
 def _flags(
-    plan: Plan, place: Place, role: RolePlan, position: int, start: int, ranks: int
+    plan: Plan,
+    place: Place,
+    role: RolePlan,
+    found: Release,
+    position: int,
+    start: int,
+    ranks: int,
 ) -> dict[str, object]:
     group = role.group
     sizes: dict[str, Value] = {
@@ -172,6 +179,12 @@ def _flags(
             raise PlanError(
                 f"flag {name!r} of {role.role} cannot be in a plan",
                 f"these are set when the plan is rendered: {', '.join(_OURS)}",
+            )
+        if f"--{name}" not in found.flags:
+            near = nearest(f"--{name}", found.flags)
+            raise PlanError(
+                f"flag {name!r} of {role.role} is none of vllm-ascend {found.text}",
+                f"did you mean {near.removeprefix('--')}?" if near else "leave it out",
             )
         _check_value(f"flag {name} of {role.role}", value)
         if sizes.get(name, value) != value:

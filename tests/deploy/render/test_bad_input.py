@@ -82,6 +82,12 @@ def flagged(value: object) -> dict[str, Any]:
     return changed(roles=roles)
 
 
+def misspelt() -> dict[str, Any]:
+    roles = yaml.safe_load(yaml.safe_dump(ONE.as_dict()["roles"]))
+    roles[0]["flags"]["max-num-seq"] = 4
+    return changed(roles=roles)
+
+
 def with_env(name: str, value: object = "1") -> dict[str, Any]:
     roles = yaml.safe_load(yaml.safe_dump(ONE.as_dict()["roles"]))
     roles[0]["env"] = {name: value}
@@ -118,6 +124,7 @@ def servers(count: object) -> dict[str, Any]:
         (flagged([]), "has no value"),
         (flagged([1, {"a": 2}]), "lists or mappings in a list"),
         (flagged("$POD_IP"), "filled in when it runs"),
+        (misspelt(), "flag 'max-num-seq' of mixed is none of vllm-ascend 0.30.0rc2"),
         (with_env("A B"), "no environment variable"),
         (with_env("HCCL_IF_IP"), "no environment variable of a plan"),
         (with_env("X", 1), "is no text"),

@@ -234,6 +234,7 @@ def without(document: dict[str, Any], key: str) -> dict[str, Any]:
     [
         (internal(npu_per_node=7), "npu_per_node is 7"),
         (without(internal(), "npu_per_node"), "npu_per_node is None"),
+        (internal(templates=3), "not numbered from 0"),
         (internal(num_nodes=3), "2 commands for 3 nodes"),
         (internal(deployment=[]), "not numbered from 0"),
         (internal(deployment=[{"server_cmd": "echo"}] * 2), "not numbered"),
