@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,9 @@ def _engine(
     environ = variables(command.env, notes)
     if clipped.tp == 1:
         command = command.with_flag("--distributed-executor-backend", "uni")
-        environ |= _ONE_PROCESS
-        added = " ".join(f"{name}={value}" for name, value in _ONE_PROCESS.items())
+        wanted = {name: os.environ.get(name, value) for name, value in _ONE_PROCESS.items()}
+        environ |= wanted
+        added = " ".join(f"{name}={value}" for name, value in wanted.items())
         notes.append(f"added: --distributed-executor-backend uni, {added}: a rank is one process")
     flags = tuple(tuple(option.words) for option in command.options)
     layout = f"{role.role}: {describe(role.group, clipped, experts)}"
