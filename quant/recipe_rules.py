@@ -60,7 +60,7 @@ class Rule:
             dots.
         scheme: how they are stored.
         rounding: ``search`` (scales of least squared error, from weights alone), ``gptq`` (with
-            the statistics of a calibration), ``descent`` (GPTQ, then every code once more; three
+            the statistics of a calibration), ``descent`` (GPTQ, then every code once more; seven
             times the products) or ``nearest`` (scale of the extreme value).
     """
 

@@ -53,7 +53,7 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
     The model runs once, layer by layer. Modules that GPTQ rounds also take the second moments of
     their input (r k^2 for r rows of width k, shared by modules that read the same input), their
     Cholesky factor (k^3 / 3, in float64) and the sequential rounding (n k^2 for n outputs);
-    the rounding ``descent`` takes two products with the moments more.
+    ``descent`` takes three products with the moments more, one in float64 for the loss.
 
     Args:
         config: of the model.
@@ -79,6 +79,7 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
             found["gptq", "f32"] += float(outputs) * width * width
             if step.rounding == "descent":
                 found["descent", "f32"] += 4.0 * outputs * width * width
+                found["descent", "f64"] += 2.0 * outputs * width * width
             parent = step.name.rsplit(".", 2)[0]
             inputs[parent, width] = rows
     for (_, width), rows in inputs.items():

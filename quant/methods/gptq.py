@@ -3,7 +3,7 @@
 Columns are rounded one after the other; before column j is rounded, the error of the columns
 before it is fed back: ``t_j = w_j + Σ_{i<j} (w_i - ŵ_i) U_ij``, ``ŵ_j = s · clip(round(t_j / s))``
 with ``H = (I + U) D (I + U)ᵀ`` (:mod:`.hessian`). The loss of a row is then exactly
-``Σ_j D_j (t_j - ŵ_j)²``, which is also what the scale is chosen by and refitted to. Frantar et al.,
+``Σ_j D_j (t_j - ŵ_j)²``, which is also what the scale is chosen by. Frantar et al.,
 "GPTQ" (2022) in the form of Chee et al., "QuIP" (2023). Nothing is inverted: a row of K weights
 costs K² products instead of 2 K², and the factor K³/3 instead of 4 K³/3.
 
@@ -12,13 +12,12 @@ Products are float32 and blocked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from glm5_ascend.quant.methods.grid import SMALLEST_SCALE, Grid
+from glm5_ascend.quant.methods.grid import Grid
 from glm5_ascend.quant.methods.hessian import Factor
 from glm5_ascend.quant.methods.scales import weighted_scale
 
@@ -51,8 +50,6 @@ def gptq(
     grid: Grid,
     *,
     scale: Tensor | None = None,
-    trials: Sequence[float] = (),
-    refit: bool = False,
 ) -> Rounded:
     """Round ``weight`` so that its outputs change least on the inputs behind ``factor``.
 
@@ -61,11 +58,6 @@ def gptq(
         factor: of the inputs' Hessian; None rounds to nearest with the best data-free scale.
         grid: codes and scales.
         scale: float32 [out, 1]; None searches the one of the smallest pivot-weighted error.
-        trials: multiples of that scale to round with too; every row keeps the attempt of the
-            smallest loss. Each costs a whole rounding; the gain shrinks with the row's length.
-        refit: after rounding, replace each scale by the least-squares one for its codes where
-            that lowers the loss; as costly as the rounding itself, and with a searched scale
-            worth about 1 % of the loss.
 
     Returns:
         Codes in the order of ``weight``'s columns; never NaN.
@@ -79,40 +71,17 @@ def gptq(
         scale = weighted_scale(weight, factor.importance(), grid)
     # Rows are columns from here on, in the order of rounding.
     columns = weight.float().T.contiguous().index_select(0, factor.order)
-    best = _attempt(columns, factor, scale, grid, refit=refit)
-    for share in trials:
-        other = _attempt(columns, factor, grid.snap(scale * share), grid, refit=refit)
-        best = _better(best, other)
-    stored = torch.empty_like(best.codes)
-    stored[factor.order] = best.codes
-    return Rounded(stored.T.contiguous(), best.scale, best.loss, calibrated=True)
-
-
-def _attempt(columns: Tensor, factor: Factor, scale: Tensor, grid: Grid, *, refit: bool) -> Rounded:
-    """Round ``columns`` [in, out] with ``scale`` [out, 1]; codes stay int8 [in, out]."""
     codes = torch.empty(columns.shape, dtype=torch.int8)
     loss = torch.empty(columns.shape[1], dtype=torch.float64)
-    fitted = scale.clone()
     for start in range(0, columns.shape[1], _CHANNELS):
         part = slice(start, start + _CHANNELS)
         target = columns[:, part].contiguous()
         rounded, residual = _round(target, factor, scale[part, 0], grid)
-        if refit:
-            fitted[part, 0], residual = _refit(rounded, residual, scale[part, 0], factor, grid)
         loss[part] = residual.square_().T.double() @ factor.pivots.double()
         codes[:, part] = rounded.to(torch.int8)
-    return Rounded(codes, fitted, loss, calibrated=True)
-
-
-def _better(left: Rounded, right: Rounded) -> Rounded:
-    """The attempt of the smaller loss, channel by channel; codes are [in, out]."""
-    is_better = right.loss < left.loss
-    return Rounded(
-        torch.where(is_better, right.codes, left.codes),
-        torch.where(is_better.unsqueeze(1), right.scale, left.scale),
-        torch.minimum(left.loss, right.loss),
-        calibrated=True,
-    )
+    stored = torch.empty_like(codes)
+    stored[factor.order] = codes
+    return Rounded(stored.T.contiguous(), scale, loss, calibrated=True)
 
 
 def _round(target: Tensor, factor: Factor, step: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -139,23 +108,3 @@ def _round(target: Tensor, factor: Factor, step: Tensor, grid: Grid) -> tuple[Te
                 torch.addcmul(value, codes[j], step, value=-1, out=residual[j])
                 torch.addcmul(target[j], codes[j], step, value=-1, out=error[j])
     return codes, residual
-
-
-def _refit(
-    codes: Tensor, residual: Tensor, step: Tensor, factor: Factor, grid: Grid
-) -> tuple[Tensor, Tensor]:
-    """Least-squares scale of fixed codes: with Q = q(I + U), residual r and s' = s + δ the loss is
-    Σ D (r - δ Q)², so δ = Σ D r Q / Σ D Q². Rows whose snapped scale does not help keep theirs."""
-    size = codes.shape[0]
-    spread = torch.empty_like(codes)
-    for block in range(0, size, _BLOCK):
-        end = min(block + _BLOCK, size)
-        torch.mm(factor.feedback[:end, block:end].T, codes[:end], out=spread[block:end])
-    weighted = spread * factor.pivots.unsqueeze(1)
-    norm = (weighted * spread).sum(0)
-    slope = (weighted * residual).sum(0)
-    fitted = grid.snap(step + slope / norm.clamp_min(SMALLEST_SCALE))
-    change = fitted - step
-    is_better = (fitted > SMALLEST_SCALE) & (change * (2 * slope - change * norm) > 0)
-    change = torch.where(is_better, change, torch.zeros_like(change))
-    return torch.where(is_better, fitted, step), torch.addcmul(residual, spread, change, value=-1)

@@ -43,7 +43,8 @@ def lines_of(result: Result) -> tuple[str, str]:
 
 def test_presets_say_when_to_use_them() -> None:
     names = preset_names()
-    assert set(names) == {"w8a8", "w8a8c8", "w4a8", "w4a8c8", "none"}
+    thorough = {"w4a8-thorough", "w8a8-thorough"}
+    assert set(names) == {"w8a8", "w8a8c8", "w4a8", "w4a8c8", "none"} | thorough
     listed = invoke("--list-presets").stdout.splitlines()
     helped = "".join(invoke("--help").stdout.split())
     for name, line in zip(names, listed, strict=True):
@@ -52,7 +53,8 @@ def test_presets_say_when_to_use_them() -> None:
         assert line.split(maxsplit=1) == [name, recipe.use_when]
         assert f"{name}{recipe.use_when}".replace(" ", "") in helped
         make_plan(model(), recipe)
-    assert [preset(name).kv for name in names] == ["none", "c8", "none", "c8", "none"]
+    assert {name for name in names if preset(name).kv == "c8"} == {"w4a8c8", "w8a8c8"}
+    assert {name for name in names if preset(name).needs_calibration} == thorough
 
 
 YAML: dict[str, tuple[str, str]] = {
@@ -74,6 +76,10 @@ YAML: dict[str, tuple[str, str]] = {
         "did you mean gptq?",
     ),
     "unknown kv": ("kv: c4\nrules:" + REST, "kv is 'c4'"),
+    "two methods for experts": (
+        "smoothing: [awq, fit-experts]\nrules:" + REST,
+        "names awq and fit-experts",
+    ),
     "unknown smoothing": ("smoothing: [flexx]\nrules:" + REST, "did you mean flex?"),
     "unknown calibration": ("calibration: {token: 3}\nrules:" + REST, "did you mean tokens?"),
     "number of tokens": ("calibration: {tokens: 0}\nrules:" + REST, "calibration.tokens must be"),

@@ -163,6 +163,8 @@ def test_options_turn_rules_to_gptq() -> None:
     four = asked.applied(preset("w4a8"))
     assert [rule.rounding for rule in four.rules] == ["gptq", "search"]
     assert four.calibration.tokens == 99
+    assert four.smoothing == ("fit",)
+    assert asked.applied(preset("w4a8-thorough")).smoothing == ("fit", "fit-experts")
     assert [rule.rounding for rule in asked.applied(preset("w8a8")).rules] == ["gptq"]
     assert CalibrationOptions().applied(preset("w4a8")) == preset("w4a8")
     for wrong in (

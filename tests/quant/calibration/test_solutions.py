@@ -105,6 +105,22 @@ def test_gptq_is_better_than_search_on_the_calibration_text(source: Path, tmp_pa
     assert not any(finding.severity == "error" for finding in reports[1].findings)
 
 
+def test_descent_is_better_than_gptq_on_the_calibration_text(source: Path, tmp_path: Path) -> None:
+    reference = HfOracle(source)
+    rules = W4.replace("gptq", "descent", 1)
+    gptq = quantised(source, tmp_path / "gptq", W4)
+    descent = quantised(source, tmp_path / "descent", rules)
+    before, after = (hidden_error(AscendOracle(d), reference) for d in (gptq, descent))
+    assert after < 0.995 * before
+    made, base = tensors_of(descent), tensors_of(gptq)
+    for name in made:
+        if name.startswith("model.layers.0."):
+            assert torch.equal(made[name], base[name])
+    assert any(
+        not torch.equal(made[n], base[n]) for n in made if ".1.mlp.experts.0.down_proj.weight" in n
+    )
+
+
 def test_an_fp8_source_is_dequantised_for_the_forward(tmp_path: Path) -> None:
     """The FP8 release and the BF16 checkpoint that it stands for give nearly the same hidden states
     and the same form of output."""
@@ -135,8 +151,11 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("outliers") / "source", outlier_channels=6)
 
 
+@pytest.mark.parametrize("methods", ["flex, fit, awq", "flex, fit, fit-experts"])
 @pytest.mark.parametrize("rotate", ["true", "false"])
-def test_smoothing_changes_no_function(outliers: Path, tmp_path: Path, rotate: str) -> None:
+def test_smoothing_changes_no_function(
+    outliers: Path, tmp_path: Path, rotate: str, methods: str
+) -> None:
     reference = HfOracle(outliers)
     plain, smooth = (
         quantised(
@@ -145,7 +164,7 @@ def test_smoothing_changes_no_function(outliers: Path, tmp_path: Path, rotate: s
             W8 % "gptq",
             more=f"rotate: {rotate}\nsmoothing: [{methods}]",
         )
-        for name, methods in (("plain", ""), ("smooth", "flex, awq"))
+        for name, methods in (("plain", ""), ("smooth", methods))
     )
     before, after = (hidden_error(AscendOracle(d), reference) for d in (plain, smooth))
     assert after < 1.1 * before
