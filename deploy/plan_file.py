@@ -156,6 +156,8 @@ class Plan:
         schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
         if type(schema) is not int or schema != SCHEMA:
             raise PlanError(f"{source}: schema {brief(schema)}, not {SCHEMA}", _HINT)
+        if isinstance(data, dict):
+            data = {"predicted": {}, **data}  # a plan written by hand predicts nothing
         return _plan(_object(data, source, _KEYS), source).check(source)
 
 

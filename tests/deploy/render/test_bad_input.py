@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,17 @@ def test_options_without_effect_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_hand_written_plan_loads_as_it_was_written(tmp_path: Path) -> None:
+def test_the_recipe_of_the_readme(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[3] / "deploy" / "README.md"
+    (text,) = re.findall(r"```yaml\n(schema: 1\n.*?)```", readme.read_text(), re.DOTALL)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    assert run(file, "--out", tmp_path / "out").exit_code == 0
+    words = ["check", str(tmp_path / "out" / "node0.sh"), "--for", "0.30", "--hw", "a3-752t:1"]
+    assert " 0 errors, 0 warnings" in CliRunner().invoke(cli, words).stdout
+
+
+def test_a_plan_loads_as_it_was_written(tmp_path: Path) -> None:
     for name, made in PLANS.items():
         (tmp_path / name).mkdir()
         assert Plan.load(written(made, tmp_path / name)) == made
