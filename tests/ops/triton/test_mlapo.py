@@ -254,8 +254,8 @@ FAULTS = {
     "scales of the q latent for both": ("scale_kv, bias_kv, row", "scale_q, bias_kv, row", DYNAMIC),
     "tokens' scales forgotten": ("y = y * row_scale", "y = y * 1.0", DYNAMIC),
     "scale of 128": (
-        "row, tl.div_rn(largest(peak, 0), 127.0)", "row, tl.div_rn(largest(peak, 0), 128.0)",
-        DYNAMIC,
+        "token == row, tl.div_rn(largest(peak, 0), 127.0)",
+        "token == row, tl.div_rn(largest(peak, 0), 128.0)", DYNAMIC,
     ),
     "offset forgotten": ("+ tl.load(offset)", "+ 0 * tl.load(offset)", STATIC),
     "bias forgotten": ("+= tl.load(bias + column", "+= 0 * tl.load(bias + column", STATIC),
@@ -268,6 +268,10 @@ FAULTS = {
     "long: tokens' scales forgotten": ("*= tl.load(x_scale", "*= 1 + 0 * tl.load(x_scale", DYNAMIC),
     "deep: terms of one part": ("tl.minimum(terms, (which + 1) * part)", "1024", DEEP_CASE),
     "deep: parts dropped": ("range(0, terms, part)", "range(0, part, part)", DEEP_FLOAT),
+    "long: scale of 128": (
+        "scales + row, tl.div_rn(largest(peak, 0), 127.0)",
+        "scales + row, tl.div_rn(largest(peak, 0), 128.0)", DYNAMIC,
+    ),
     "long: second weight not read": ("tl.where(second, w2, w)", "w", FLOAT),
 }  # fmt: skip
 
