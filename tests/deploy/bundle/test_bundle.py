@@ -117,6 +117,10 @@ def dangling(folder: Path) -> None:
     (folder / "scripts" / "x").symlink_to("/nowhere")
 
 
+def folder_link(folder: Path) -> None:
+    (folder / "more").symlink_to(folder.parent)
+
+
 def image_changed(folder: Path) -> None:
     folder = folder / "images"
     folder.mkdir()
@@ -136,6 +140,7 @@ DAMAGES: dict[Callable[[Path], None], tuple[str, str]] = {
     add: ("unlisted", "scripts/node9.sh"),
     link: ("changed", "plan.yaml"),
     dangling: ("unlisted", "scripts/x"),
+    folder_link: ("unlisted", "more"),
     image_changed: ("changed", "images/a.tar"),
     image_unlisted: ("unlisted", "images/a.tar"),
 }
@@ -188,7 +193,14 @@ def test_the_sum_of_the_sums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", f"{'0' * 64}  ../a\n", f"{'0' * 64}  /etc/passwd\n", f"{'0' * 64} a\n"]
+    "text",
+    [
+        "x",
+        f"{'0' * 64}  ../a\n",
+        f"{'0' * 64}  a/../b\n",
+        f"{'0' * 64}  /etc/passwd\n",
+        f"{'0' * 64} a\n",
+    ],
 )
 def test_lists_in_no_form(text: str, tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").write_text(text)
@@ -276,11 +288,11 @@ def test_a_failed_archive_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plan = written(PLAN, tmp_path)
     words = ("bundle", plan, "--out", tmp_path / "a.tar", *site(PLAN))
 
-    def full(handle: int) -> None:
+    def full(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(command.os, "fsync", full)
+        patch.setattr(command.tarfile, "open", full)
         assert run(*words).exit_code == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.partial", "plan.yaml"]
     assert run(*words).exit_code == 0
