@@ -79,10 +79,10 @@ def instance(host: str, port: int) -> Iterator[None]:
 
 
 def public_port() -> int:
-    """A free port whose hundredth successor is free on both addresses."""
+    """A free port whose hundredth successor is free on both addresses, above those of the plan."""
     while True:
         port = free_port()
-        if port > 65_000:
+        if not 36_200 <= port <= 65_000:
             continue
         try:
             for host in (HERE, THERE):
