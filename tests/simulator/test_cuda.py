@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import warnings
 from importlib import metadata
@@ -19,7 +21,10 @@ from glm5_ascend import simulator
 from glm5_ascend.errors import BackendUnavailable, CheckpointError, ConfigError
 from glm5_ascend.ops import linear_w8a8_dynamic, linear_w8a8_static, matmul, moe_experts
 from glm5_ascend.ops.moe.packing import pack_int4
+from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.simulator.__main__ import version_or_cpu_build
+from tests.simulator.conftest import tokens
+from tests.simulator.engine import _ENVIRONMENT
 from tests.support.tiny_model import tiny_config
 
 pytestmark = pytest.mark.engine  # imports vLLM, which takes some seconds
@@ -338,3 +343,30 @@ def test_a_scale_bias_that_int8_products_do_not_give_is_refused() -> None:
         getattr(layer, name).data[1, 3, 0] += 8 * scale.data[1, 3, 0]
         with pytest.raises(CheckpointError, match=f"experts.{name} is not 8 times"):
             method.unpack(layer)
+
+
+@pytest.mark.slow
+def test_an_engine_that_takes_the_way_of_a_gpu(tiny: Path, tmp_path: Path) -> None:
+    """vLLM's own layers around W8A8 linears and unpacked int4 experts: the same model.
+
+    A code that another order of additions rounds the other way moves its step and later ones.
+    """
+    checkpoint, prompts, out = (tmp_path / name for name in ("w4a8", "prompts.json", "rows"))
+    run(QuantizeOptions(tiny, checkpoint, scheme="w4a8"))
+    prompts.write_text(json.dumps([tokens(24, seed=40 + i) for i in range(4)]))
+    command = [sys.executable, "-m", "tests.simulator.gpu_way", checkpoint, prompts, out]
+    done = subprocess.run(
+        list(map(str, command)), env=os.environ | _ENVIRONMENT, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    cpu, gpu = torch.load(out)
+    quantised = {"DynamicLinear", "QuantisedExperts"}
+    assert set(cpu["kinds"]) - quantised == {"FloatEmbedding", "FloatLinear"}
+    assert set(gpu["kinds"]) - quantised == {
+        "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod",
+    }  # fmt: skip
+    assert quantised == set(cpu["kinds"]) & set(gpu["kinds"])
+    pairs = zip(cpu["rows"], gpu["rows"], strict=True)
+    errors = torch.cat([(a - b).abs().amax(1) for a, b in pairs])
+    assert float((errors < 1e-4).double().mean()) > 0.7
