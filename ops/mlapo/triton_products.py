@@ -147,7 +147,7 @@ def heads(
         used = column < L
         weight = w + head * w_head + column[None, :] * w_col
         if PDL:
-            ask_rows(w + head * w_head + tile * BM, w_row, D, BM, BK)
+            ask_rows(w + head * w_head, w_row, w_col, tile * BM, L, D, BM, BK)
             gdc_wait()
         total = tl.zeros((BM, BT), tl.float32)
         for first in range(0, D, BK):
@@ -196,13 +196,16 @@ def ask(weight, w_col, begin, end):
 
 
 @triton.jit
-def ask_rows(weight, w_row, D: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """Bring BM neighbouring numbers of D rows into the L2 cache."""
-    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    lines: tl.constexpr = BM * size // 128
-    for first in range(0, D, BK):
-        term = tl.minimum(first + tl.arange(0, BK), D - 1)
-        prefetch(weight + term[:, None] * w_row + (128 // size) * tl.arange(0, lines)[None, :])
+def ask_rows(
+    weight, w_row, w_col, first, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Bring BM columns from ``first`` on of a weight [D, L] into the L2 cache."""
+    line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    column = tl.minimum(first + line * tl.arange(0, BM // line), L - 1)
+    for begin in range(0, D, BK):
+        term = tl.minimum(begin + tl.arange(0, BK), D - 1)
+        prefetch(weight + term[:, None] * w_row + column[None, :] * w_col)
 
 
 @triton.jit
