@@ -101,28 +101,76 @@ def _by_heads() -> Iterator[Shape]:
             )  # fmt: skip
 
 
-def indexer() -> Iterator[Shape]:
-    """Scores of every number, and selections."""
-    from glm5_ascend.ops.lightning_indexer import triton_kernel as host
-    from glm5_ascend.ops.lightning_indexer.triton_source import scores, select
+_SCORED = {
+    "first": "*i64", "size": "*i64", "request": "*i64", "visible": "*i64", "start": "*i64",
+    "table": "*i32", "logits": "*fp32", "samples": "*fp32", "bound": "*i32", "values": "*i32",
+    "positions": "*i32", "fills": "*i32", "wanted": "*i32", "out": "*i32",
+    **dict.fromkeys(("q_row", "q_head", "k_row", "w_row", "qs_row", "ks_row", "table_stride",
+                     "width", "length", "count", "heads", "parts"), "i32"),
+}  # fmt: skip
+# Weights and scales, kind of products.
+_KEYS = {"bf16": ("*fp32", "HGMMA"), "int8": ("*fp16", "IGMMA"), "e4m3": ("*fp32", "HGMMA")}
 
-    where = {
-        "first": "*i64", "size": "*i64", "request": "*i64", "visible": "*i64", "start": "*i64",
-        "table": "*i32", "logits": "*fp32",
-    }  # fmt: skip
-    kinds = (("bf16", "*fp32", False, "HGMMA"), ("int8", "*fp16", True, "IGMMA"),
-             ("e4m3", "*fp32", True, "HGMMA"))  # fmt: skip
-    for name, weight, quant, product in kinds:
-        number = _POINTER[name]
-        for heads in (32, 64):
+
+def indexer() -> Iterator[Shape]:
+    """Scores and selections, with and without a matrix of logits."""
+    from glm5_ascend.ops.lightning_indexer import triton_source as source
+    from glm5_ascend.ops.lightning_indexer.triton_fused import DIGITS, SCAN
+    from glm5_ascend.ops.triton import tuning
+
+    for number, name in tuning.NUMBERS.items():
+        for heads, keys in itertools.product((32, 64) if name in _KEYS else (), (4096, 131072)):
+            how = tuning.indexer(number, heads, keys)
+            weight, product = _KEYS[name]
+            types = {"q": _POINTER[name], "k": _POINTER[name], "w": weight, "qs": weight,
+                     "ks": weight, **_SCORED}  # fmt: skip
+            constants = {
+                "D": 128, "Q": 128 // heads, "H": heads, "BN": how.tile, "PAGE": 128,
+                "QUANT": name != "bf16", "FP8": name == "e4m3", "INTERPRET": False,
+            }  # fmt: skip
+            if not how.samples:
+                yield Shape(
+                    f"indexer {name}, {heads} heads", source.scores, types,
+                    {**constants, "SOME": False}, how.warps, how.stages, product,
+                )  # fmt: skip
+                continue
             yield Shape(
-                f"indexer {name}, {heads} heads", scores,
-                {"q": number, "k": number, "w": weight, "qs": weight, "ks": weight, **where},
-                {"D": 128, "Q": 128 // heads, "H": heads, "BN": host.KEYS, "PAGE": 128,
-                 "QUANT": quant, "FP8": name == "e4m3", "INTERPRET": False},
-                8, 3, product,
+                f"indexer {name}, {heads} heads, keys that reach the bound", source.keep, types,
+                constants, how.warps, how.stages, product,
             )  # fmt: skip
-    yield Shape(
-        "indexer, best 2048", select, {"logits": "*fp32", "visible": "*i64", "out": "*i32"},
-        {"BN": host.SCAN, "BINS": 1 << host.BITS, "BITS": host.BITS}, 8, 1, "",
-    )  # fmt: skip
+            yield Shape(
+                f"indexer {name}, {heads} heads, sample", source.sample, types,
+                {**constants, "SAMPLES": how.samples}, how.warps, 1, product,
+            )  # fmt: skip
+            yield Shape(
+                f"indexer {name}, {heads} heads, again", source.scores, types,
+                {**constants, "SOME": True}, how.warps, how.stages, product,
+            )  # fmt: skip
+    for some in (False, True):
+        yield Shape(
+            f"indexer, best of logits{', again' * some}", source.select, _SCORED,
+            {"BN": SCAN, **DIGITS, "SOME": some}, 8, 1, "",
+        )  # fmt: skip
+    yield from _selections()
+
+
+def _selections() -> Iterator[Shape]:
+    import torch
+
+    from glm5_ascend.ops.lightning_indexer import triton_fused as host
+    from glm5_ascend.ops.lightning_indexer.triton_source import bounds, choose
+    from glm5_ascend.ops.triton import tuning
+    from glm5_ascend.ops.triton.runtime import padded
+
+    for keys in (16384, 32768, 65536, 131072, 262144):
+        how = tuning.indexer(torch.bfloat16, 32, keys)
+        parts = padded(keys // how.part, 1)
+        yield Shape(
+            f"indexer, bound of {how.samples} samples of {keys}", bounds, _SCORED,
+            {"SAMPLES": how.samples, **host.DIGITS}, host.warps(how.samples), 1, "",
+        )  # fmt: skip
+        yield Shape(
+            f"indexer, best of {how.room} kept in {parts} parts", choose, _SCORED,
+            {"PARTS": parts, "ROOM": how.room, "BN": host.SCAN, **host.DIGITS},
+            host.warps(2 * how.room), 1, "",
+        )  # fmt: skip

@@ -2,21 +2,23 @@
 
 Not run on a GPU yet: Triton's interpreter runs the kernels, its compiler builds them for sm_90a.
 
-A program scores one part of a request's keys for up to four of its query tokens; the parts are as
-long for every request, so a row's bits do not depend on its batch. The selection counts digits of
-the scores' bits, which is exact and deterministic whatever they hold. Products of the keys' dtype
-are summed in F32 (int8 exactly in int32), heads in F32.
+A program scores one part of a request's keys for up to four of its query tokens. Long rows are
+found without a matrix of logits (triton_fused.py), others by selecting from one. Both count digits of
+the scores' bits, which is exact and deterministic whatever they hold; a row's bits do not depend on
+its batch. Products of the keys' dtype are summed in F32 (int8 exactly in int32, e4m3 as F16), heads
+in F32.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from glm5_ascend.ops.errors import Declined
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.lightning_indexer.triton_source import scores, select
+from glm5_ascend.ops.lightning_indexer import triton_fused
+from glm5_ascend.ops.lightning_indexer.triton_fused import KEPT_BYTES, Rows
+from glm5_ascend.ops.triton import tuning
 from glm5_ascend.ops.triton.rows import describe
 from glm5_ascend.ops.triton.runtime import INTERPRETED, check_device, padded
 
@@ -24,10 +26,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Columns of a product: query tokens of one group times heads.
 _COLUMNS = 128
 _TOKENS = 4
-KEYS = 128  # of a tile
-PART = 2048  # keys of a program
-SCAN, BITS = 1024, 8  # scores of a step of the selection, bits of a digit
-# F32 logits that exist at once.
+# Scores, or what is kept of them, that exist at once.
 _CHUNK_BYTES = 1 << 28
 
 
@@ -120,41 +119,45 @@ class _Work:
         values = torch.empty(
             out.shape if ranked else (0,), dtype=torch.float32, device=self.query.device
         )
-        step = max(1, _CHUNK_BYTES // (4 * self.width))
+        how = tuning.indexer(self.key.dtype, self.query.shape[1], self.width)
+        fused = not ranked and triton_fused.fits(how, self.width, self.count)
+        step = max(1, _CHUNK_BYTES // ((KEPT_BYTES if fused else 4) * self.width))
         for begin in range(0, rows, step):
             part = slice(begin, min(begin + step, rows))
-            logits = self._scores(part)
-            select[(part.stop - begin,)](
-                logits, self.width, self.rows.visible[part], out[part], self.count,
-                BN=SCAN, BINS=1 << BITS, BITS=BITS, num_warps=8,
-            )  # fmt: skip
+            some = self._rows(part, out[part])
+            if fused:
+                triton_fused.run(some, how)
+                continue
+            logits = torch.empty(
+                part.stop - begin, self.width, dtype=torch.float32, device=self.query.device
+            )
+            if some.groups:
+                triton_fused.scored(some, how, some.visible, logits, some=False)
+            triton_fused.selected(some, some.visible, logits, some=False)
             if ranked:
                 out[part], values[part] = _ranked(logits, out[part], in_order=in_order)
         return out, values
 
-    def _scores(self, part: slice) -> Tensor:
-        """F32 [rows of the part, width]; what a row does not see is left as it is."""
+    def _rows(self, part: slice, out: Tensor) -> Rows:
         first, size = self._groups(part)
-        logits = torch.empty(
-            part.stop - part.start, self.width, dtype=torch.float32, device=self.query.device
-        )
-        if not len(first):
-            return logits
-        quant = self.query_scale is not None
-        query_scale = self.weights if self.query_scale is None else self.query_scale
-        key_scale = self.weights if self.key_scale is None else self.key_scale
         query, weights = self.query[part], self.weights[part]
-        scores[(len(first), triton.cdiv(self.width, PART))](
-            query, query.stride(0), query.stride(1), self.key, self.key.stride(0),
-            weights, weights.stride(0), query_scale[part], query_scale.stride(0),
-            key_scale, key_scale.stride(0), first, size, self.rows.request[part],
-            self.rows.visible[part], self.rows.start, self.rows.table, self.rows.table_stride,
-            logits, self.width, PART, query.shape[1],
-            D=query.shape[2], Q=self.tokens, H=self.heads, BN=KEYS, PAGE=self.rows.page,
-            QUANT=quant, FP8=self.key.dtype == torch.float8_e4m3fn, INTERPRET=INTERPRETED,
-            num_warps=8, num_stages=3,
+        query_scale = weights if self.query_scale is None else self.query_scale[part]
+        key_scale = self.weights if self.key_scale is None else self.key_scale
+        rows, visible = self.rows, self.rows.visible[part]
+        tensors = (
+            query, query.stride(0), query.stride(1), self.key, self.key.stride(0), weights,
+            weights.stride(0), query_scale, query_scale.stride(0), key_scale, key_scale.stride(0),
         )  # fmt: skip
-        return logits
+        places = (
+            first, size, rows.request[part], visible, rows.start, rows.table, rows.table_stride
+        )  # fmt: skip
+        constants = {
+            "D": query.shape[2], "Q": self.tokens, "H": self.heads, "PAGE": rows.page,
+            "QUANT": self.query_scale is not None, "FP8": self.key.dtype == torch.float8_e4m3fn,
+            "INTERPRET": INTERPRETED,
+        }  # fmt: skip
+        heads = query.shape[1]
+        return Rows(len(first), tensors, places, constants, visible, heads, self.width, out)
 
     def _groups(self, part: slice) -> tuple[Tensor, Tensor]:
         """(first row counted from the part's, query tokens) of every program's group."""

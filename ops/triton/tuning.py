@@ -35,6 +35,17 @@ class Attention(NamedTuple):
     share: int = 0
 
 
+class Indexer(NamedTuple):
+    """A row of the indexer; tuning.toml says what the fields mean."""
+
+    tile: int
+    part: int
+    warps: int
+    stages: int
+    samples: int = 0
+    room: int = 0
+
+
 class TableError(Glm5Error):
     """The table of a package that someone changed."""
 
@@ -63,3 +74,9 @@ def attention(number: torch.dtype, heads: int, query_tokens: int) -> Attention:
     """How to attend to rows of ``number`` with ``heads`` from a request of ``query_tokens``."""
     row = _row("attention", NUMBERS[number], heads=heads, query_tokens=query_tokens)
     return Attention(**row)
+
+
+@cache
+def indexer(number: torch.dtype, heads: int, keys: int) -> Indexer:
+    """How to find the best of up to ``keys`` keys of ``number`` with ``heads``."""
+    return Indexer(**_row("indexer", NUMBERS[number], heads=heads, keys=keys))
