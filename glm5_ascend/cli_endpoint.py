@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Count, Glm5Command
@@ -103,6 +104,9 @@ def endpoint(as_json: bool, **options: Any) -> int:
 @click.option("--nic", metavar="NAME", help="Interface of these addresses.")
 @click.option("--port", type=_COUNT, default=8000, show_default=True, help="Of the endpoint.")
 @click.option("--name", metavar="NAME", help="Served model name.  [default: the model's]")
+@click.option(
+    "--scripts", type=DIRECTORY, metavar="DIR", help="What render wrote, in place of the six above."
+)
 @click.option("--wheels/--no-wheels", default=False, help="Fetch glm5-ascend and its needs by pip.")
 @click.option("--images/--no-images", default=False, help="Pull and save images by docker.")
 @click.option("--python", default="3.11", show_default=True, help="The servers' Python.")
@@ -147,6 +151,11 @@ def bundle(as_json: bool, **options: Any) -> int:
         return int(found.exit_code)
     if options["out"] is None and not options["dry_run"]:
         raise click.UsageError("give --out DIR|FILE.tar, or --dry-run")
+    context = click.get_current_context()
+    for name in ("format", "checkpoint", "hosts", "nic", "port", "name"):
+        said = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if said and options["scripts"] is not None:
+            raise click.UsageError(f"--{name} is settled by what --scripts names")
     made = run(BundleOptions(**options))
     console.emit(made.as_dict(), made.as_text(), as_json=as_json)
     return int(ExitCode.DONE)

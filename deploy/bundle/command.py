@@ -25,6 +25,7 @@ SCHEMA = 1
 _MARK = ".glm5-bundle"
 _HERE = Path(__file__).parent
 _PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PYTHON = re.compile(r"3\.\d{1,2}")
 _SAVE = """\
 #!/bin/sh
@@ -60,6 +61,7 @@ class BundleOptions:
 
     Attributes:
         out: folder, or archive where it ends in ``.tar``.
+        scripts: a folder that ``render`` wrote, in place of the site's settings.
         wheels: fetch wheels, through pip.
         images: pull and save images, through docker.
         project: source or wheel of this package.
@@ -73,6 +75,7 @@ class BundleOptions:
     nic: str | None = None
     port: int = 8000
     name: str | None = None
+    scripts: Path | None = None
     wheels: bool = False
     images: bool = False
     python: str = "3.11"
@@ -155,16 +158,16 @@ def bundle(options: BundleOptions) -> Bundled:
     if not options.dry_run:
         _check_before(options)
     images = (image(plan), *AROUND.values())
+    scripts = _scripts(options, None)
     target = Target(options.python, options.arch)
     with ExitStack() as stack:
         own, wheels = Path(), list[Wheel]()
         if options.wheels:
             own, wheels = stack.enter_context(resolved(project_source(options.project), target))
         if options.dry_run or options.out is None:
-            scripts = tuple(render(_rendering(options, None)).texts)
             return Bundled(None, "", images, scripts, tuple(wheels))
         work = _work_folder(options.out, keep_wheels=options.wheels, keep_images=options.images)
-        scripts = tuple(render(_rendering(options, work / "scripts")).texts)
+        _scripts(options, work / "scripts")
         plan.dump(work / "plan.yaml")
         _write_texts(work, plan, options, images)
         if options.wheels:
@@ -181,8 +184,11 @@ def bundle(options: BundleOptions) -> Bundled:
     return Bundled(options.out, digest, images, scripts, tuple(wheels))
 
 
-def _rendering(options: BundleOptions, out: Path | None) -> RenderOptions:
-    return RenderOptions(
+def _scripts(options: BundleOptions, out: Path | None) -> tuple[str, ...]:
+    """Names of the scripts, which are written where ``out`` is a folder."""
+    if options.scripts is not None:
+        return _copied(options.scripts, out)
+    rendering = RenderOptions(
         plan=options.plan,
         format=options.format,
         out=out,
@@ -193,6 +199,21 @@ def _rendering(options: BundleOptions, out: Path | None) -> RenderOptions:
         name=options.name,
         dry_run=out is None,
     )
+    return tuple(render(rendering).texts)
+
+
+def _copied(source: Path, out: Path | None) -> tuple[str, ...]:
+    paths = sorted(source.iterdir())
+    if not paths:
+        raise Glm5Error(f"{source} is empty", "name a folder that render wrote")
+    for path in paths:
+        if path.is_symlink() or not path.is_file() or not _NAME.fullmatch(path.name):
+            raise Glm5Error(f"{path} is no file of render", "name a folder that render wrote")
+    if out is not None:
+        out.mkdir()
+        for path in paths:
+            shutil.copy(path, out / path.name)
+    return tuple(path.name for path in paths)
 
 
 def _partial(out: Path) -> Path:

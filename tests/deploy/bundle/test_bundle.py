@@ -78,6 +78,26 @@ def test_equal_bundles_are_equal_files(tmp_path: Path) -> None:
     assert digests[0] == hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest()
 
 
+def test_scripts_that_are_there(tmp_path: Path) -> None:
+    plan, folder = written(PLAN, tmp_path), tmp_path / "scripts"
+    run("render", plan, "--format", "compose", "--out", folder, *site(PLAN))
+    (folder / "extra.sh").write_text("#!/bin/sh\n")
+    (folder / "extra.sh").chmod(0o755)
+    words = ("bundle", plan, "--scripts", folder)
+    found = json.loads(run(*words, "--dry-run", "--json").stdout)
+    assert found["scripts"] == ["extra.sh", "node0.compose.yaml", "node1.compose.yaml"]
+    assert run(*words, "--out", tmp_path / "out").exit_code == 0
+    for path in folder.iterdir():
+        copy = tmp_path / "out" / "scripts" / path.name
+        assert (copy.read_bytes(), copy.stat().st_mode) == (path.read_bytes(), path.stat().st_mode)
+    assert run("bundle", "--verify", tmp_path / "out").exit_code == 0
+    assert run(*words, "--nic", "eth0", "--dry-run").exit_code == 2
+    (folder / "link").symlink_to("/etc/hostname")
+    assert "is no file of render" in run(*words, "--dry-run").output
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in run("bundle", plan, "--scripts", tmp_path / "empty", "--dry-run").output
+
+
 def test_dry_run(tmp_path: Path) -> None:
     plan = written(PLAN, tmp_path)
     found = json.loads(run("bundle", plan, "--dry-run", "--json", *site(PLAN)).stdout)

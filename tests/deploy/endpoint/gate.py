@@ -119,6 +119,12 @@ def configured(plan: Path, folder: Path, engine_port: int, *words: str) -> Gate:
         ],
     )
     assert done.exit_code == 0, done.output
+    if os.getuid():
+        # Its default folders belong to root.
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        lines = "".join(f"    {kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+        text = (folder / "nginx.conf").read_text().replace("http {\n", f"http {{\n{lines}", 1)
+        (folder / "nginx.conf").write_text(text)
     return gate
 
 
@@ -140,13 +146,7 @@ def running(
 ) -> Iterator[Gate]:
     """Start it, wait until it listens, and stop it; ``change`` edits nginx.conf before."""
     gate = configured(plan, folder, engine_port, *words)
-    text = change((folder / "nginx.conf").read_text())
-    if os.getuid():
-        # Its default folders belong to root.
-        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        lines = "".join(f"    {kind}_temp_path {folder}/{kind};\n" for kind in kinds)
-        text = text.replace("http {\n", f"http {{\n{lines}", 1)
-    (folder / "nginx.conf").write_text(text)
+    (folder / "nginx.conf").write_text(change((folder / "nginx.conf").read_text()))
     with (folder / "stderr").open("wb") as stderr:
         gate.process = subprocess.Popen(command(gate), stderr=stderr)
     try:

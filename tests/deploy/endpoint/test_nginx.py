@@ -40,8 +40,6 @@ def test_nginx_accepts_the_configuration(name: str, tmp_path: Path) -> None:
     plan = written(made, tmp_path)
     gate = configured(plan, tmp_path / "e", 8000, "--hosts", hosts, "--domain", "glm.example.org")
     done = subprocess.run(command(gate, "-t"), capture_output=True, text=True)
-    if "Permission denied" in done.stderr:
-        pytest.skip("nginx -t writes to folders of root")
     assert done.returncode == 0, done.stderr
     assert "[warn]" not in done.stderr
     text = (gate.folder / "nginx.conf").read_text()
