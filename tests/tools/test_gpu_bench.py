@@ -21,7 +21,7 @@ from glm5_ascend.ops.verify.compare import Figures
 from tests.tools.gpu_problems import ATTENTION, HADAMARD, INDEXER, MLAPO, run, small
 from tools.gpu_bench import attention, draw, indexer, peers_indexer, runner, worker
 from tools.gpu_bench.device import Prepared
-from tools.gpu_bench.entry import Absent, Contestant, Ready, backend_call
+from tools.gpu_bench.entry import Absent, Constants, Contestant, Ready, backend_call
 from tools.gpu_bench.peers import Peers
 from tools.gpu_bench.runner import measure
 from tools.gpu_bench.shapes import Shape
@@ -139,6 +139,55 @@ def test_the_backends_own_call_gives_the_public_result() -> None:
     with pytest.raises(RuntimeError, match="0 functions"):
         backend_call(lambda: None)
     assert dispatch.load.__name__ == "load"
+
+
+def test_what_a_call_moves_to_the_device_is_moved_once() -> None:
+    values, runs = [1, 2], [0]
+
+    def call(moves: int = 3) -> list[Tensor]:
+        runs[0] += 1
+        found = [torch.tensor(values, device="meta"), torch.arange(3).to("meta")]
+        found.append(torch.ones(2).to(device=torch.device("meta")))
+        # These stay: on the host, or on the device already.
+        torch.tensor([1]).to(torch.int32).to("cpu")
+        found[0].to("meta")
+        return found[:moves]
+
+    constants = Constants("meta")
+    run = constants.around(call)
+    first, second, third = run(), run(), run()
+    assert runs == [3]
+    assert len(constants.kept) == 3
+    for again in (second, third):
+        assert all(a is b for a, b in zip(first, again, strict=True))
+
+
+def test_a_run_that_failed_half_way_does_not_count() -> None:
+    fails = iter((True, False, True, False))
+
+    def call() -> list[Tensor]:
+        found = [torch.ones(1).to("meta")]
+        if next(fails):
+            raise RuntimeError("no room")
+        return [*found, torch.ones(2).to("meta")]
+
+    run = Constants("meta").around(call)
+    seen = []
+    for expected in (True, False, True, False):
+        if expected:
+            with pytest.raises(RuntimeError, match="no room"):
+                run()
+        else:
+            seen.append(run())
+    assert all(a is b for a, b in zip(*seen, strict=True))
+
+
+def test_a_call_that_moves_less_than_at_first_is_an_error() -> None:
+    counts = iter((2, 1))
+    run = Constants("meta").around(lambda: [torch.ones(1).to("meta") for _ in range(next(counts))])
+    run()
+    with pytest.raises(RuntimeError, match="1 tensors were moved, 2 at first"):
+        run()
 
 
 def test_packed_rows() -> None:

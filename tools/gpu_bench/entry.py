@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from glm5_ascend.ops import dispatch
 from glm5_ascend.ops.verify.compare import Figures
@@ -53,10 +57,69 @@ class Contestant:
     make: Callable[[], Ready]
 
 
-def backend_call(public: Call) -> Call:
+class Constants(TorchFunctionMode):
+    """Keeps what a call moves from the host to ``device`` and gives it out at later calls.
+
+    A backend derives small tensors from lengths on the host. An engine does that once per batch, as
+    peers make their plans; a CUDA graph cannot hold it.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.kept: list[Tensor] = []
+        self._given: int | None = None
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        moves = function is torch.tensor or (
+            function is torch.Tensor.to and args[0].device.type == "cpu"
+        )
+        if moves and self._given is not None and self._goes(function, args, options):
+            self._given += 1
+            return self.kept[self._given - 1]
+        made = function(*args, **options)
+        if moves and self._given is None and made.device.type == self.device != "cpu":
+            self.kept.append(made)
+        return made
+
+    def _goes(self, function: Any, args: Any, options: Mapping[str, Any]) -> bool:
+        """Whether a move ends on the device; ``to`` may name it, or a tensor of it."""
+        for value in (*(args[1:]), *options.values()):
+            where = value.device if isinstance(value, Tensor) else value
+            if isinstance(where, torch.device | str):
+                return torch.device(where).type == self.device
+        return False
+
+    def around(self, call: Call) -> Call:
+        """``call``, whose first run fills ``kept``.
+
+        Raises:
+            RuntimeError: of a later run that moves another number of tensors.
+        """
+
+        def run() -> Any:
+            if self._given is None:
+                self.kept.clear()  # of a first run that failed
+            else:
+                self._given = 0
+            with self:
+                result = call()
+            if self._given not in (None, len(self.kept)):
+                raise RuntimeError(f"{self._given} tensors were moved, {len(self.kept)} at first")
+            self._given = 0
+            return result
+
+        return run
+
+
+def backend_call(public: Call, device: str = "cuda") -> Call:
     """The call of the backend's function that ``public``, a call of one operator, ends in.
 
-    It leaves out the checks of arguments, which read lengths and indices on the host.
+    It leaves out the checks of arguments, which read lengths and indices on the host, and derives
+    what it needs from lengths at its first run only.
     """
     found: list[Call] = []
     load = dispatch.load
@@ -84,7 +147,7 @@ def backend_call(public: Call) -> Call:
         dispatch.load = load
     if len(found) != 1:
         raise RuntimeError(f"the operator called {len(found)} functions of its backend, not one")
-    return found[0]
+    return Constants(device).around(found[0])
 
 
 def own(
