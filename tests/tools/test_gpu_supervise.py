@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.gpu_problems import HADAMARD
 from tools.gpu_bench.shapes import BY_NAME
 from tools.gpu_bench.supervise import Settings, WorkerError, supervise
 
@@ -136,6 +137,11 @@ def test_cases_for_which_a_worker_has_no_time_are_rows(play: Play) -> None:
     assert brief(rows) == [(ONE, "a", "timed"), (TWO, "all", "not run")]
 
 
+def test_a_worker_that_dies_between_two_cases_goes_on(play: Play) -> None:
+    rows = play.run([*came(ONE, "a"), {"do": "die"}], came(TWO, "a"))
+    assert brief(rows) == [(ONE, "a", "timed"), (TWO, "a", "timed")]
+
+
 def test_a_line_cut_off_by_a_kill_is_no_event(play: Play) -> None:
     first = [{"event": "case", "case": ONE}, stage(ONE, "bad"), {"do": "noise"}]
     rows = play.run(first, [*came(ONE, "good"), *came(TWO, "a")])
@@ -156,3 +162,13 @@ def test_leaving_early_ends_the_worker(play: Play, tmp_path: Path) -> None:
     begin = time.monotonic()
     rows.close()  # type: ignore[attr-defined]
     assert time.monotonic() - begin < 5
+
+
+def test_the_real_worker_on_this_cpu() -> None:
+    settings = Settings(120.0, 5, "none", seconds=0.0, device="cpu", backend="reference")
+    rows = list(supervise(HADAMARD, settings))
+    assert [(r["kind"], r["status"]) for r in rows] == [
+        ("project", "timed"), ("call", "timed"), ("torch", "timed"),
+    ]  # fmt: skip
+    assert {r["device"]["gpu"] for r in rows} == {"none"}
+    assert {r["seed"] for r in rows} == {5}

@@ -76,7 +76,14 @@ def supervise(
         state.current, state.stage, state.at_work = "", "", None
         with _Worker(state, settings, end - clock()) as worker:
             reason = yield from _listen(worker, state, settings, end, clock)
-            if reason == _LATE or (code := worker.ended()) == 0:
+            # A worker that has no more to say may take a while to leave.
+            if (
+                reason == _LATE
+                or not state.pending
+                or not (
+                    code := worker.ended(0 if reason else min(_LEAVING_S, max(1.0, end - clock())))
+                )
+            ):
                 break
         if not state.current:
             raise WorkerError(f"the worker ended with code {code} before it came to a case")
@@ -87,6 +94,7 @@ def supervise(
 
 
 _LATE = "late"
+_LEAVING_S = 20.0
 
 
 def _listen(
@@ -124,7 +132,9 @@ def _blame(state: _State, reason: str) -> Iterator[Row]:
     """Whoever was at work is not tried again, except once more without a graph."""
     case, row = state.current, state.at_work
     name = row["contestant"] if row else "inputs"
-    shape = next(s for s in state.pending if s.name == case)
+    shape = next((s for s in state.pending if s.name == case), None)
+    if shape is None:  # it was through with the case, and died between two
+        return
     if name == "inputs":
         state.pending.remove(shape)
     if name in state.omit.get(case, []):  # its own row says that it spoiled the device
@@ -172,17 +182,14 @@ class _Worker:
                 break
         self.events.put(None)
 
-    def ended(self) -> int:
-        """Exit code; a worker that is still at work is stopped."""
-        self._stop()
-        return self._process.returncode
-
-    def _stop(self) -> None:
+    def ended(self, seconds: float) -> int:
+        """Exit code; a worker that does not leave by itself within ``seconds`` is stopped."""
         try:
-            self._process.wait(0.5)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        return self._process.returncode
 
     def __enter__(self) -> _Worker:
         return self
