@@ -14,7 +14,7 @@ def healthy(base_url: str, timeout_s: float = 1.0, path: str = "/health") -> boo
     Proxy variables are ignored, because the server is on this machine or beside it; so is the name
     in its certificate, because nothing is sent to it.
     """
-    # Without the certificates of authorities, which take 27 ms of processor to read and are not asked.
+    # Without the certificates of authorities, which take 27 ms of processor and are not asked.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
