@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from glm5_ascend.demo import SMALL_MODEL
 from glm5_ascend.ops import dynamic_quant
+from glm5_ascend.quant.evaluation.windows import read_windows
 from glm5_ascend.quant.methods.learned_rotation import (
     Learned,
     _objective,
@@ -14,6 +16,7 @@ from glm5_ascend.quant.methods.learned_rotation import (
     objective,
 )
 from glm5_ascend.quant.rotation import hadamard
+from glm5_ascend.simulator.model import OfflineModel
 
 WIDTH = 96
 
@@ -99,3 +102,33 @@ def test_refusals(inputs: Tensor) -> None:
         learn_rotation(inputs, block=36)
     with pytest.raises(ValueError, match="without tokens"):
         learn_rotation(torch.zeros(4, 8))
+
+
+def feed_forward_inputs(model: OfflineModel, tokens: Tensor, layers: int = 3) -> list[Tensor]:
+    """Inputs of the feed-forward blocks of the first layers in the rotated basis, γ left out."""
+    rotation = hadamard("R1", model.config.hidden_size, 1)
+    hidden, shared, found = model.embedding[tokens], None, []
+    for layer in model.layers[:layers]:
+        out, shared = layer.attention(
+            layer.input_norm(hidden), torch.arange(len(tokens)), shared, None
+        )
+        hidden = hidden + out
+        normed = hidden / hidden.square().mean(1, keepdim=True).sqrt()
+        found.append(rotation.rows(normed.double()).float())
+        hidden = hidden + layer.mlp(layer.post_norm(hidden), None)[0]
+    return found
+
+
+@pytest.mark.parametrize("block", [None, 64])
+def test_one_rotation_serves_all_layers_of_the_trained_model(block: int | None) -> None:
+    """What ``quant/methods/README.md`` says of the residual stream, on fewer tokens."""
+    model = OfflineModel.load(SMALL_MODEL)
+    windows = read_windows(SMALL_MODEL, model.config, None, 5 * 512).windows
+    with torch.inference_mode():
+        parts = [feed_forward_inputs(model, window.tokens) for window in windows]
+    known = torch.cat([torch.cat(part) for part in parts[:4]])
+    learned = learn_rotation(known, block=block, steps=40, tokens=1500)
+    for x in parts[4]:
+        ratio = relative_error(learned.rows(x)) / relative_error(x)
+        print(f"block {block}: {ratio:.3f}")
+        assert ratio < 0.85
