@@ -76,14 +76,11 @@ def supervise(
         state.current, state.stage, state.at_work = "", "", None
         with _Worker(state, settings, end - clock()) as worker:
             reason = yield from _listen(worker, state, settings, end, clock)
+            if reason == _LATE or not state.pending:
+                break
             # A worker that has no more to say may take a while to leave.
-            if (
-                reason == _LATE
-                or not state.pending
-                or not (
-                    code := worker.ended(0 if reason else min(_LEAVING_S, max(1.0, end - clock())))
-                )
-            ):
+            code = worker.ended(0 if reason else min(_LEAVING_S, max(1.0, end - clock())))
+            if code == 0:
                 break
         if not state.current:
             raise WorkerError(f"the worker ended with code {code} before it came to a case")
