@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
         for step in shard.steps
         if step.action is Action.MATRIX and step.name.startswith("model.layers.")
     ]
-    found: Counter[tuple[str, str]] = Counter()
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
     inputs: dict[tuple[str, int], float] = {}
     for step in steps:
         rows = _rows(config, step, tokens)
