@@ -30,7 +30,7 @@ _FILE = PathType(path_type=Path, dir_okay=False, readable=False)
 @click.option("--pid", "pids", type=click.IntRange(1), multiple=True, help="A running server.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.option("--fix", is_flag=True, help="Print the repaired commands.")
-@click.option("--in-place", is_flag=True, help="Repair the files; the old ones stay as .bak, .bak1 …")
+@click.option("--in-place", is_flag=True, help="Repair the files; old ones stay as .bak, .bak1 …")
 @click.option("--sarif", type=_FILE, help="Write the findings as SARIF.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(

@@ -3,10 +3,10 @@
 Not run on a GPU yet: Triton's interpreter runs the kernels, its compiler builds them for sm_90a.
 
 A program scores one part of a request's keys for up to four of its query tokens. Long rows are
-found without a matrix of logits (triton_fused.py), others by selecting from one. Both count digits of
-the scores' bits, which is exact and deterministic whatever they hold; a row's bits do not depend on
-its batch. Products of the keys' dtype are summed in F32 (int8 exactly in int32, e4m3 as F16), heads
-in F32.
+found without a matrix of logits (triton_fused.py), others by selecting from one. Both count digits
+of the scores' bits, which is exact and deterministic whatever they hold; a row's bits do not depend
+on its batch. Products of the keys' dtype are summed in F32 (int8 exactly in int32, e4m3 as F16),
+heads in F32.
 """
 
 from __future__ import annotations

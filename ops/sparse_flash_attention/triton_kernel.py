@@ -3,10 +3,10 @@
 Not run on a GPU yet: Triton's interpreter runs the kernels, its compiler builds them for sm_90a.
 
 Two forms, chosen by the table ops/triton/tuning.toml. With the keys on the rows of the products,
-S^T = K Q^T and O^T += V^T P^T, 16 heads suffice for the tensor cores. With 64 rows of heads, S = Q
-K^T and O += P V, packed rows become BF16 on their way to shared memory, once for all heads, and four
-tokens of 16 heads share the rows that they have in common. (Packed rows on the rows of a product
-spill registers: Triton then keeps both their orientations in registers.)
+S^T = K Q^T and O^T += V^T P^T, 16 heads suffice for the tensor cores. With 64 rows of heads,
+S = Q K^T and O += P V, packed rows become BF16 on their way to shared memory, once for all heads,
+and four tokens of 16 heads share the rows that they have in common. (Packed rows on the rows of a
+product spill registers: Triton then keeps both their orientations in registers.)
 
 A row of a request with few query tokens is split into parts of its positions; a second kernel adds
 the parts. Tokens are united where they are orderly and have enough in common, which a kernel finds
@@ -14,9 +14,9 @@ out on the device; the others are computed alone. All of it depends on the row's
 and so do its bits.
 
 Arithmetic: products of the query's dtype summed in F32, softmax in F32 in base 2 over tiles of keys
-with a running maximum, weights rounded to the query's dtype before they meet the values. Packed rows
-are dequantised in F32 and rounded to BF16 as the contract says; for another query than BF16 by a
-kernel of its own.
+with a running maximum, weights rounded to the query's dtype before they meet the values. Packed
+rows are dequantised in F32 and rounded to BF16 as the contract says; for another query than BF16 by
+a kernel of its own.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _SPECIAL: dict[str, tuple[Callable[[int], Tensor], float]] = {
 class IndexerData:
     """query [tokens, H, D], keys of each request [k_len, D], weights [tokens, H].
 
-    Quantised, query and keys are int8 or e4m3 codes with query_scale [tokens, H] and key_scale [k_len, 1].
+    Quantised, query and keys are int8 or e4m3 codes with query_scale [tokens, H] and key_scale
+    [k_len, 1].
     """
 
     query: Tensor
