@@ -56,9 +56,7 @@ class IndexerCase(Case):
             *([f"seed{self.seed}"] if self.seed else []),
         ]
         shape = f"{self.heads}x{self.dim}-top{self.count}"
-        return "-".join(
-            [str(self.requests), shape, _NAMES[self.dtype], str(self.layout), *extra]
-        )
+        return "-".join([str(self.requests), shape, _NAMES[self.dtype], str(self.layout), *extra])
 
     def problem(self) -> Problem:
         """Draw the inputs and score every key."""

@@ -61,9 +61,7 @@ def test_equal_scores_overflow_and_lose_nothing(
 
 
 @pytest.mark.parametrize("kind", ["rising", "falling", "random", "not_a_number"])
-def test_the_bound_does(
-    kind: str, monkeypatch: pytest.MonkeyPatch, wanted: list[Tensor]
-) -> None:
+def test_the_bound_does(kind: str, monkeypatch: pytest.MonkeyPatch, wanted: list[Tensor]) -> None:
     judge(
         IndexerCase(requests=LONG, heads=16, kind=kind, count=COUNT),
         TIGHT._replace(room=256), monkeypatch,

@@ -14,9 +14,8 @@ from glm5_ascend.ops.triton import tuning
 from glm5_ascend.ops.triton.tuning import Attention
 from glm5_ascend.ops.verify.attention import AttentionCase
 from glm5_ascend.ops.verify.attention_data import AttentionShape
-from glm5_ascend.ops.verify.case import Case
 from glm5_ascend.ops.verify.compare import require
-from glm5_ascend.ops.verify.requests import Layout, Requests
+from glm5_ascend.ops.verify.requests import Requests
 from glm5_ascend.ops.verify.runner import public, run_one
 
 # Groups of four and of one, tokens without a key, a request without tokens.
@@ -75,9 +74,13 @@ def cases() -> Iterator[tuple[AttentionCase, int, int]]:
     """A case, tokens united at most, share."""
     yield AttentionCase(requests=PROMPTS, shape=SMALL, count=16, std=4.0), 4, 256
     shape = AttentionShape(20, 64, 16)
-    yield AttentionCase(
-        requests=PROMPTS, shape=shape, count=16, dtype=torch.float16, with_sums=True, mode=0
-    ), 4, 256
+    yield (
+        AttentionCase(
+            requests=PROMPTS, shape=shape, count=16, dtype=torch.float16, with_sums=True, mode=0
+        ),
+        4,
+        256,
+    )
     yield AttentionCase(requests=PROMPTS, shape=SMALL, kind="future", count=12), 4, 256
     yield AttentionCase(requests=PROMPTS, shape=SMALL, kind="descending", count=12), 4, 256
     # Sets with little in common: some groups are united and some are not.
@@ -100,9 +103,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("case", "tokens", "share"), list(cases()), ids=lambda x: str(x) if isinstance(x, Case) else str(x)
-)
+@pytest.mark.parametrize(("case", "tokens", "share"), list(cases()), ids=str)
 def test_conforms(
     case: AttentionCase, tokens: int, share: int,
     monkeypatch: pytest.MonkeyPatch, sizes: list[Tensor],
