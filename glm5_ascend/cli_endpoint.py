@@ -144,18 +144,29 @@ def bundle(as_json: bool, **options: Any) -> int:
     if (source is None) == (options["plan"] is None):
         raise click.UsageError("give either PLAN or --verify")
     if source is not None:
-        if options["out"] is not None or options["dry_run"]:
-            raise click.UsageError("--verify writes nothing: leave out --out and --dry-run")
+        given = [name for name in options if _given(name)]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise click.UsageError(f"--verify makes nothing: leave out {names}")
         found = verify(source)
         console.emit(found.as_dict(), found.as_text(), as_json=as_json)
         return int(found.exit_code)
     if options["out"] is None and not options["dry_run"]:
         raise click.UsageError("give --out DIR|FILE.tar, or --dry-run")
-    context = click.get_current_context()
     for name in ("format", "checkpoint", "hosts", "nic", "port", "name"):
-        said = context.get_parameter_source(name) is not ParameterSource.DEFAULT
-        if said and options["scripts"] is not None:
+        if _given(name) and options["scripts"] is not None:
             raise click.UsageError(f"--{name} is settled by what --scripts names")
+    for name in ("python", "project"):
+        if _given(name) and not options["wheels"]:
+            raise click.UsageError(f"--{name} goes with --wheels")
     made = run(BundleOptions(**options))
+    for text in made.unused:
+        console.note(f"warning: {text}")
     console.emit(made.as_dict(), made.as_text(), as_json=as_json)
     return int(ExitCode.DONE)
+
+
+def _given(name: str) -> bool:
+    """Whether the command line says it."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not ParameterSource.DEFAULT

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from glm5_ascend import __version__
@@ -86,13 +86,17 @@ class BundleOptions:
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """What a bundle has or would have; ``digest`` is the sum of its list of sums."""
+    """What a bundle has or would have; ``digest`` is the sum of its list of sums.
+
+    ``unused`` says which options have no effect on the scripts.
+    """
 
     out: Path | None
     digest: str
     images: tuple[str, ...]
     scripts: tuple[str, ...]
     wheels: tuple[Wheel, ...]
+    unused: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
@@ -158,14 +162,14 @@ def bundle(options: BundleOptions) -> Bundled:
     if not options.dry_run:
         _check_before(options)
     images = (image(plan), *AROUND.values())
-    scripts = _scripts(options, None)
+    scripts, unused = _scripts(options, None)
     target = Target(options.python, options.arch)
     with ExitStack() as stack:
         own, wheels = Path(), list[Wheel]()
         if options.wheels:
             own, wheels = stack.enter_context(resolved(project_source(options.project), target))
         if options.dry_run or options.out is None:
-            return Bundled(None, "", images, scripts, tuple(wheels))
+            return Bundled(None, "", images, scripts, tuple(wheels), unused)
         work = _work_folder(options.out, keep_wheels=options.wheels, keep_images=options.images)
         _scripts(options, work / "scripts")
         plan.dump(work / "plan.yaml")
@@ -181,13 +185,13 @@ def bundle(options: BundleOptions) -> Bundled:
     write_whole(work / "bundle.json", json.dumps(described, indent=1) + "\n")
     digest = write_sums(work, _MARK)
     _finish(work, options.out)
-    return Bundled(options.out, digest, images, scripts, tuple(wheels))
+    return replace(made, digest=digest, unused=unused)
 
 
-def _scripts(options: BundleOptions, out: Path | None) -> tuple[str, ...]:
-    """Names of the scripts, which are written where ``out`` is a folder."""
+def _scripts(options: BundleOptions, out: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the scripts, which are written where ``out`` is a folder, and what had no use."""
     if options.scripts is not None:
-        return _copied(options.scripts, out)
+        return _copied(options.scripts, out), ()
     rendering = RenderOptions(
         plan=options.plan,
         format=options.format,
@@ -199,7 +203,8 @@ def _scripts(options: BundleOptions, out: Path | None) -> tuple[str, ...]:
         name=options.name,
         dry_run=out is None,
     )
-    return tuple(render(rendering).texts)
+    rendered = render(rendering)
+    return tuple(rendered.texts), rendered.unused
 
 
 def _copied(source: Path, out: Path | None) -> tuple[str, ...]:

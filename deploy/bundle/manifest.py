@@ -73,17 +73,10 @@ def compare(source: Path) -> Compared:
         Glm5Error: it has no list, or one that is in no form.
         OSError: it cannot be read.
     """
-    found: dict[str, str] = {}
-    lists: dict[str, str] = {}
-    for name, stream in _contents(source):
-        if name in (SUMS, f"{IMAGES}/{SUMS}") and stream is not None:
-            raw = stream.read(_MOST + 1)
-            if len(raw) > _MOST:
-                raise Glm5Error(f"{source}: {name} is larger than 1 MiB", "make the bundle again")
-            lists[name] = raw.decode("utf-8", "replace")
-            found[name] = hashlib.sha256(raw).hexdigest()
-        else:
-            found[name] = "" if stream is None else _digest(stream)
+    try:
+        found, lists = _read(source)
+    except tarfile.TarError as error:
+        raise Glm5Error(f"{source} is no whole archive: {error}", "copy it again") from error
     if SUMS not in lists:
         raise Glm5Error(f"{source} is no bundle: it has no {SUMS}", "name what bundle --out made")
     wanted = _rows(lists[SUMS], "", source)
@@ -98,6 +91,22 @@ def compare(source: Path) -> Compared:
         unlisted=tuple(sorted(found.keys() - wanted.keys() - {SUMS})),
         digest=found[SUMS],
     )
+
+
+def _read(source: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Sums of all files by name, and the texts of the lists."""
+    found: dict[str, str] = {}
+    lists: dict[str, str] = {}
+    for name, stream in _contents(source):
+        if name in (SUMS, f"{IMAGES}/{SUMS}") and stream is not None:
+            raw = stream.read(_MOST + 1)
+            if len(raw) > _MOST:
+                raise Glm5Error(f"{source}: {name} is larger than 1 MiB", "make the bundle again")
+            lists[name] = raw.decode("utf-8", "replace")
+            found[name] = hashlib.sha256(raw).hexdigest()
+        else:
+            found[name] = "" if stream is None else _digest(stream)
+    return found, lists
 
 
 def _rows(text: str, prefix: str, source: Path) -> dict[str, str]:
@@ -123,15 +132,12 @@ def _contents(source: Path) -> Iterator[tuple[str, BinaryIO | None]]:
             with open_regular(path) as stream:
                 yield name, stream
         return
-    try:
-        with open_regular(source) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
-            for member in archive:
-                if member.isdir():
-                    continue
-                inner = member.name.partition("/")[2] or member.name
-                yield inner, archive.extractfile(member) if member.isfile() else None  # type: ignore[misc]
-    except tarfile.TarError as error:
-        raise Glm5Error(f"{source} is no archive: {error}", "copy it again") from error
+    with open_regular(source) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+        for member in archive:
+            if member.isdir():
+                continue
+            inner = member.name.partition("/")[2] or member.name
+            yield inner, archive.extractfile(member) if member.isfile() else None  # type: ignore[misc]
 
 
 def _digest(stream: BinaryIO) -> str:

@@ -17,7 +17,7 @@ from glm5_ascend.deploy.endpoint.monitoring import (
 from glm5_ascend.deploy.endpoint.nginx import Gate, nginx_conf
 from glm5_ascend.deploy.endpoint.site import site_of
 from glm5_ascend.deploy.plan_file import Plan
-from glm5_ascend.deploy.render.command import Rendered, write_whole
+from glm5_ascend.deploy.render.command import Rendered, write_all
 from glm5_ascend.deploy.render.place import PORT
 from glm5_ascend.errors import Glm5Error
 
@@ -84,8 +84,7 @@ def endpoint(options: EndpointOptions) -> Rendered:
         raise Glm5Error("there is no folder to write to", "add --out DIR, or --dry-run")
     options.out.mkdir(parents=True, exist_ok=True)
     fresh = add_keys(options.out, options.clients)
-    for name, text in texts.items():
-        write_whole(options.out / name, text)
+    write_all(options.out, texts)
     if fresh:
         note(f"new keys in {options.out / FILE}: {', '.join(fresh)}")
     return Rendered("endpoint", {FILE: "", **texts}, options.out)

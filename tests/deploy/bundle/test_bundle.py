@@ -227,9 +227,32 @@ def test_lists_in_no_form(text: str, tmp_path: Path) -> None:
 
 def test_what_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("no archive")
-    assert "is no archive" in run("bundle", "--verify", tmp_path / "a").output
+    assert "is no whole archive" in run("bundle", "--verify", tmp_path / "a").output
     assert "has no SHA256SUMS" in run("bundle", "--verify", tmp_path).output
     assert run("bundle", "--verify", tmp_path / "none").exit_code == 1
+
+
+def test_an_archive_that_was_cut(tmp_path: Path) -> None:
+    whole = made(tmp_path, "out.tar").read_bytes()
+    assert run("bundle", "--verify", tmp_path / "out.tar").exit_code == 0
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        last = archive.getmembers()[-1]
+    cuts = {0: "copy it again", 100: "copy it again", last.offset + 100: "missing: "}
+    for size, said in {**cuts, last.offset_data + last.size - 1: "copy it again"}.items():
+        (tmp_path / "cut.tar").write_bytes(whole[:size])
+        result = run("bundle", "--verify", tmp_path / "cut.tar")
+        assert (result.exit_code, type(result.exception)) == (1, SystemExit), size
+        assert said in result.output
+
+
+def test_options_without_effect(tmp_path: Path) -> None:
+    plan = written(PLAN, tmp_path)
+    for words in (("--verify", plan, "--wheels"), (plan, "--dry-run", "--python", "3.12")):
+        result = run("bundle", *words, *(() if "--verify" in words else site(PLAN)))
+        assert result.exit_code == 2, words
+    result = run("bundle", plan, "--dry-run", "--format", "k8s", *site(PLAN))
+    assert result.exit_code == 0
+    assert "warning: --hosts is not used for k8s" in result.stderr
 
 
 def test_usage(tmp_path: Path) -> None:
@@ -240,7 +263,7 @@ def test_usage(tmp_path: Path) -> None:
     assert install(folder, "--venv").returncode == 2
     assert install(folder, "--what").returncode == 2
     assert "Usage: sh install.sh" in install(folder, "--help").stdout
-    assert run("bundle", plan, "--dry-run", *site(PLAN), "--python", "3").exit_code == 1
+    assert run("bundle", plan, "--dry-run", *site(PLAN), "--wheels", "--python", "3").exit_code == 1
 
 
 # ----- images, and going on
