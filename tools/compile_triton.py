@@ -4,7 +4,7 @@
 compiler and prints registers, shared memory, spills and the kind of tensor core instructions.
 ``--record`` keeps the table in ``tools/results/triton_sm90a.json``; ``--check`` compiles anew and
 fails where that table shows another number or a limit is broken: a spill, more than 227 KiB of
-shared memory, no warp group product where one is expected.
+shared memory, no warp group product where one is expected, e4m3 codes converted one by one.
 
 It needs triton 3.6 (others allocate registers differently) in an environment of its own.
 """
@@ -67,12 +67,14 @@ def compiled(shape: Shape) -> Row:
     code = _disassembled(built.asm["cubin"])
     usage = _usage(built.asm["cubin"])
     products = sorted({match[:5] for match in re.findall(r"\b[HIQ]GMMA\b", code)})
+    slow = len(re.findall(r"\bF2F\b", code))
     return {
         "registers": usage["REG"],
         "stack": usage["STACK"],
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
         "shared": built.metadata.shared,
         "products": products,
+        **({"F2F": slow} if slow else {}),
     }
 
 
@@ -108,6 +110,8 @@ def broken(shape: Shape, row: Row) -> list[str]:
         found.append(f"{shape.name}: {row['shared']} B of shared memory, limit {_SHARED_LIMIT}")
     if shape.products and shape.products not in row["products"]:
         found.append(f"{shape.name}: no {shape.products} among {row['products']}")
+    if "e4m3" in shape.name and row.get("F2F"):
+        found.append(f"{shape.name}: {row['F2F']} slow conversions, one per number")
     return found
 
 

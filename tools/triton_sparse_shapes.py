@@ -13,7 +13,7 @@ from tools.triton_shapes import Shape
 # What is a 32-bit number in production, where strides and counts are below 2^31.
 _NARROW = (
     "q_row", "q_head", "qr_row", "qr_head", "c_row", "s_row", "w_row", "i_row", "e_row", "count",
-    "table_stride", "n", "heads", "length", "share",
+    "table_stride", "n", "heads", "length", "share", "k_row", "kr_row", "v_row",
 )  # fmt: skip
 _POINTER = {"bf16": "*bf16", "int8": "*i8", "e4m3": "*fp8e4nv"}
 _CHOSEN = {
@@ -33,8 +33,8 @@ def attention() -> Iterator[Shape]:
     for number in ("int8", "e4m3"):
         yield Shape(
             f"attention, packed {number} rows", unpack,
-            {**_CHOSEN, "codes": _POINTER[number], "words": "*bf16", "scales": "*fp32",
-             "out": "*fp16", "positions": "*i32"},
+            {**_CHOSEN, **dict.fromkeys(_NARROW, "i32"), "codes": _POINTER[number],
+             "words": "*bf16", "scales": "*fp32", "out": "*fp16", "positions": "*i32"},
             {"L": 512, "R": 64, "TILE": 128, "BN": triton_kernel.UNPACKED, "PAGE": 128,
              "INTERPRET": False},
             4, 1, "",
@@ -42,7 +42,8 @@ def attention() -> Iterator[Shape]:
     for parts in (4, 8, 16):
         yield Shape(
             f"attention, sum of {parts} parts", combine,
-            {**_CHOSEN, "out": "*bf16", "peak": "*fp32", "total": "*fp32"},
+            {**_CHOSEN, **dict.fromkeys(_NARROW, "i32"), "out": "*bf16", "peak": "*fp32",
+             "total": "*fp32"},
             {"PARTS": parts, "PP": parts, "V": 512, "VP": 512, "INTERPRET": False}, 4, 1, "",
         )  # fmt: skip
     for tokens in (2, 4):
@@ -64,7 +65,8 @@ def _by_keys() -> Iterator[Shape]:
         how = tuning.attention(torch.bfloat16, heads, 1)
         yield Shape(
             f"attention bf16, keys on rows, {heads} heads", attend_rows,
-            {"q": "*bf16", "qr": "*bf16", "k": "*bf16", "kr": "*bf16", "v": "*bf16", **_CHOSEN},
+            {"q": "*bf16", "qr": "*bf16", "k": "*bf16", "kr": "*bf16", "v": "*bf16", **_CHOSEN,
+             **dict.fromkeys(_NARROW, "i32")},
             {"L": 512, "LP": 512, "R": 64, "RP": 64, "V": 512, "VP": 512, "SHARED": True,
              "BN": how.tile, "HB": min(host.HEADS, max(16, heads)), "PAGE": 128,
              "INTERPRET": False},
@@ -138,6 +140,8 @@ def indexer() -> Iterator[Shape]:
                 f"indexer {name}, {heads} heads, keys that reach the bound", source.keep, types,
                 constants, how.warps, how.stages, product,
             )  # fmt: skip
+            if heads > 32:
+                continue
             yield Shape(
                 f"indexer {name}, {heads} heads, sample", source.sample, types,
                 {**constants, "SAMPLES": how.samples}, how.warps, 1, product,
@@ -162,7 +166,7 @@ def _selections() -> Iterator[Shape]:
     from glm5_ascend.ops.triton import tuning
     from glm5_ascend.ops.triton.runtime import padded
 
-    for keys in (16384, 32768, 65536, 131072, 262144):
+    for keys in (16384, 65536, 262144):
         how = tuning.indexer(torch.bfloat16, 32, keys)
         parts = padded(keys // how.part, 1)
         yield Shape(

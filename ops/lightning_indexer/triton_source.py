@@ -1,9 +1,9 @@
 """The kernels of triton_kernel.py. Shapes of tiles: BN keys, Q query tokens, H heads, D dims.
 
-``scores`` and ``select`` work on a matrix of logits. ``sample``, ``bounds``, ``keep`` and ``choose``
-do without: a sample of a row's keys gives a bound that somewhat more than ``count`` keys reach, only
-those are kept, and the best of them are the best of all. Where fewer or too many reach it, ``choose``
-says so, and the first two kernels find the row's keys.
+``scores`` and ``select`` work on a matrix of logits. ``sample``, ``bounds``, ``keep`` and
+``choose`` do without: a sample of a row's keys gives a bound that somewhat more than ``count`` keys
+reach, only those are kept, and the best of them are the best of all. Where fewer or too many reach
+it, ``choose`` says so, and the first two kernels find the row's keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def scores(
     group = tl.program_id(0)
     begin, many = tl.load(first + group), tl.load(size + group)
     mine = tl.arange(0, Q)
-    if SOME:
+    if SOME:  # noqa: SIM102
         if tl.max(tl.load(wanted + begin + mine, mask=mine < many, other=0), 0) == 0:
             return
     owner = tl.load(request + begin)
@@ -121,10 +121,10 @@ def select(
     not 0.
     """
     row = tl.program_id(0).to(tl.int64)
-    if SOME:
+    if SOME:  # noqa: SIM102
         if tl.load(wanted + row) == 0:
             return
-    seen = tl.load(visible + row)
+    seen = tl.load(visible + row).to(tl.int32)
     line, to = logits + row * width, out + row * count
     if seen <= count:
         for place in range(0, count, BN):
@@ -233,7 +233,7 @@ def bounds(
     row = tl.program_id(0).to(tl.int64)
     seen = tl.load(visible + row)
     if seen > count:
-        share = count.to(tl.float32) * SAMPLES / seen.to(tl.float32)
+        share = count * (1.0 * SAMPLES) / seen.to(tl.float32)
         rank = (share + 4.0 * tl.sqrt(share) + 8.0).to(tl.int32)
         each = tl.arange(0, SAMPLES)
         number = ordered(tl.load(samples + row * SAMPLES + each))
@@ -319,7 +319,7 @@ def choose(
             at = whose * length + slot - tl.gather(ends - fill, whose, 0)
             number = tl.load(values + row * width + at, mask=inside, other=0)
             number = number.to(tl.uint32, bitcast=True)
-            known, missing = nth(number, inside, count.to(tl.int32), BINS, BITS)
+            known, missing = nth(number, inside, count, BINS, BITS)
             equal = inside & (number == known)
             rank = tl.cumsum(equal.to(tl.int32), 0)
             taken = (inside & (number > known)) | (equal & (rank <= missing))

@@ -72,7 +72,8 @@ def forward(
     for share in shares(first.dtype, first.shape[1], requests, indices.shape[1], first.device):
         if fits and share.how.form == "heads":
             cache = Cache(key[0], key[0], key[1], packed=False)
-            triton_heads.attend(Call(*query, cache, indices, scale, rows, results), share)
+            call = Call(first, query[1], cache, indices, scale, rows, results)
+            triton_heads.attend(call, share)
         else:
             _by_keys(query, key, value, indices, scale, rows, share, results)
     return results

@@ -256,7 +256,7 @@ def unite(
 def holds(line, count, position, asked, STEPS: tl.constexpr):
     """Whether the ascending positions of ``line``, padded with -1, hold each one ``asked``."""
     low = tl.zeros_like(position)
-    left = tl.zeros_like(position) + count.to(tl.int32)
+    left = tl.zeros_like(position) + count
     for _ in range(STEPS):
         middle = low + left // 2
         found = tl.load(line + middle, mask=asked & (left > 0), other=-1)
