@@ -19,8 +19,8 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import ExitCode, PreflightError
 from glm5_ascend.inspection import PARTS, part_of
-from glm5_ascend.quant.calibration.cost import ARITHMETIC, cost_of
 from glm5_ascend.quant.command import QuantizeOptions
+from glm5_ascend.quant.dry_run_calibration import PRODUCTS, Calibrating, calibrating
 from glm5_ascend.quant.plan import Plan, make_plan
 from glm5_ascend.quant.recipe import Action, Recipe, Step
 from glm5_ascend.quant.source_release import (
@@ -41,27 +41,9 @@ _READ_BACKS = 2
 _BYTES_PER_WEIGHT = 8 + 8 + 4 + 1
 # Pieces of rows of a matrix that is not rotated on its rows: float64 twice.
 _PIECE_BYTES = 2 * 8 * (1 << 25)
-PRODUCTS = tuple(f"products-{name}" for name in ARITHMETIC)
 RATES = ("int4", "int8", "float", "hash", "read", "write", *PRODUCTS)
 # Neither is measured: a dry run writes nothing, and what it reads may be in the cache.
 _DISK = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Calibrating:
-    """What a calibration takes, modelled.
-
-    Attributes:
-        tokens: at most so many; the text may have fewer.
-        core_seconds: of the forward pass, statistics and rounding.
-        disk_bytes: activations in ``directory``.
-        directory: for them.
-    """
-
-    tokens: int
-    core_seconds: float
-    disk_bytes: int
-    directory: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +148,7 @@ class DryRun:
             "modelled_core_seconds": round(self.core_seconds, 1),
             "modelled_disk_seconds": round(self.disk_seconds, 1),
             "modelled_seconds": round(self.seconds, 1),
-            "calibration": None
-            if self.calibration is None
-            else {
-                "tokens": self.calibration.tokens,
-                "modelled_core_seconds": round(self.calibration.core_seconds, 1),
-                "work_directory": str(self.calibration.directory),
-                "work_directory_bytes": self.calibration.disk_bytes,
-            },
+            "calibration": None if self.calibration is None else self.calibration.as_dict(),
             "source_files_deleted": [asdict(item) for item in self.departures],
         }
 
@@ -272,7 +247,7 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
     rates, sources = measure(config, plan, given, options.backend)
     for name in ("read", "write"):
         rates[name], sources[name] = given.get(name, _DISK), "given" if name in given else "assumed"
-    calibrating = _calibrating(options, config, plan, given, (rates, sources))
+    added = calibrating(options, config, plan, given, (rates, sources))
     output = plan.nbytes
     return DryRun(
         options=options,
@@ -290,40 +265,13 @@ def run(options: QuantizeOptions, given: Mapping[str, float]) -> DryRun:
         worker_bytes=_worker_bytes(plan, kernels=options.backend.name == "cpu"),
         rates=rates,
         sources=sources,
-        core_seconds=_core_seconds(plan, rates)
-        + (0.0 if calibrating is None else calibrating.core_seconds),
+        core_seconds=_core_seconds(plan, rates) + (0.0 if added is None else added.core_seconds),
         disk_seconds=sum(sizes.values()) / rates["read"] + output / rates["write"],
         headers_only=empty,
         departures=going,
         growth=growth,
-        calibration=calibrating,
+        calibration=added,
     )
-
-
-def _calibrating(
-    options: QuantizeOptions,
-    config: Glm5Config,
-    plan: Plan,
-    given: Mapping[str, float],
-    known: tuple[dict[str, float], dict[str, str]],
-) -> Calibrating | None:
-    """What a calibration adds; its rates join the ``known`` ones and where they come from."""
-    if not plan.recipe.needs_calibration:
-        return None
-    from glm5_ascend.quant.calibration.corpus import sequence_length
-    from glm5_ascend.quant.dry_run_rates import products
-
-    rates, sources = known
-    measured = products(kind for kind in ARITHMETIC if f"products-{kind}" not in given)
-    speed = {}
-    for kind, name in zip(ARITHMETIC, PRODUCTS, strict=True):
-        speed[kind] = rates[name] = given.get(name) or measured[kind]
-        sources[name] = "given" if name in given else "measured"
-    wanted = plan.recipe.calibration
-    length = sequence_length(config, wanted.tokens, wanted.sequence)
-    cost = cost_of(config, plan, wanted.tokens, length)
-    directory = options.calibration.directory(options.destination)
-    return Calibrating(wanted.tokens, cost.seconds(speed), cost.disk_bytes, directory)
 
 
 def _departures(
