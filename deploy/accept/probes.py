@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -155,11 +156,13 @@ def tool_call(client: Client, model: str, questions: Questions) -> Check:
     if not isinstance(calls, list) or not calls:
         said = brief(_content(choice))
         return Check("tool call", FAIL, f"no call but {said}: are tool calls switched on?")
-    function = calls[0].get("function", {}) if isinstance(calls[0], dict) else {}
+    function = calls[0].get("function") if isinstance(calls[0], dict) else None
+    if not isinstance(function, dict):
+        return Check("tool call", FAIL, f"the call {brief(calls[0])} has no function")
     name, text = str(function.get("name")), str(function.get("arguments"))
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Check("tool call", FAIL, f"arguments {brief(text)} are no JSON")
     city = arguments.get("city") if isinstance(arguments, dict) else None
     right = name == "get_weather" and any(one in str(city).lower() for one in questions.city)
@@ -215,7 +218,9 @@ def _whole(streams: Sequence[Streamed], tokens: int) -> Check:
         found = fault(one.text)
         if found:
             return Check("stream", FAIL, f"the answers cannot be used: {found}")
-        if one.tokens < tokens:
+        if not one.tokens:
+            return Check("stream", FAIL, "no count of tokens came with the stream: was it cut off?")
+        if one.tokens != tokens:
             return Check("stream", FAIL, f"{one.tokens} tokens where {tokens} were asked for")
     if not _measured(streams):
         said = "answers come in one piece: is something buffering the stream?"
@@ -240,7 +245,7 @@ def _timed(measured: dict[str, float], requests: int, limits: Limits) -> Check:
 
 
 def counters(client: Client) -> tuple[float, float] | None:
-    """Draft tokens proposed and accepted, of all engines; None where there are no metrics."""
+    """Draft tokens proposed and accepted, of all engines; None without usable metrics."""
     try:
         text = client.get(METRICS)
     except Refused:
@@ -254,6 +259,8 @@ def counters(client: Client) -> tuple[float, float] | None:
                 totals[name] += float(value)
             except ValueError:
                 return None
+    if not all(map(math.isfinite, totals.values())):
+        return None
     return totals[_DRAFTED], totals[_ACCEPTED]
 
 
@@ -264,7 +271,9 @@ def _drafts(
     questions: Questions,
 ) -> tuple[Check, float | None]:
     if before is None or after is None:
-        return Check("drafts", SKIPPED, "the endpoint has no /metrics; ask an engine itself"), None
+        return Check(
+            "drafts", SKIPPED, "the endpoint has no usable /metrics; ask an engine itself"
+        ), None
     drafted, accepted = (new - old for old, new in zip(before, after, strict=True))
     if drafted <= 0:
         said = "the server makes no drafts"
