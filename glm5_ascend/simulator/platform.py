@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import Platform
 
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
@@ -22,25 +23,29 @@ logger = init_logger(__name__)
 
 BLOCK_SIZE = 128  # what vllm-ascend uses, where the user names none
 _KV_FLOOR = 64 << 20
-BACKEND = "glm5_ascend.simulator.metadata.SparseMlaBackend"
+_BACKEND = "glm5_ascend.simulator.metadata.SparseMlaBackend"
 
 
-class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
-    """CPU platform with the sparse MLA backend, the collectives of expert parallel, and our model.
-
-    Changes nothing for models other than ``glm_moe_dsa``.
-    """
+class SparseMlaPlatform(Platform):  # type: ignore[misc]
+    """What the platforms of both devices have in common: sparse MLA is this project's."""
 
     @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
     ) -> str:
         if attn_selector_config.use_mla and attn_selector_config.use_sparse:
-            return BACKEND
+            return _BACKEND
         path: str = super().get_attn_backend_cls(
             selected_backend, attn_selector_config, *args, **kwargs
         )
         return path
+
+
+class Glm5CpuPlatform(SparseMlaPlatform, CpuPlatform):  # type: ignore[misc]
+    """CPU platform with the sparse MLA backend, the collectives of expert parallel, and our model.
+
+    Changes nothing for models other than ``glm_moe_dsa``.
+    """
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -12,24 +12,19 @@ from vllm.platforms.cuda import CudaPlatform
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.simulator import MODEL_TYPE
-from glm5_ascend.simulator.platform import BACKEND, BLOCK_SIZE, adopt_model, model_config, refuse
+from glm5_ascend.simulator.platform import (
+    BLOCK_SIZE,
+    SparseMlaPlatform,
+    adopt_model,
+    model_config,
+    refuse,
+)
 
 _CACHE_DTYPES = ("auto", "bfloat16")
 
 
-class Glm5CudaPlatform(CudaPlatform):  # type: ignore[misc]
+class Glm5CudaPlatform(SparseMlaPlatform, CudaPlatform):  # type: ignore[misc]
     """CUDA platform with the sparse MLA backend and our model, eager."""
-
-    @classmethod
-    def get_attn_backend_cls(
-        cls, selected_backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
-    ) -> str:
-        if attn_selector_config.use_mla and attn_selector_config.use_sparse:
-            return BACKEND
-        path: str = super().get_attn_backend_cls(
-            selected_backend, attn_selector_config, *args, **kwargs
-        )
-        return path
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from glm5_ascend.simulator.__main__ import version_or_cpu_build
 from tests.simulator.engine import Engine
 from tests.support.tiny_ascend import write_tiny_ascend
 from tests.support.tiny_model import write_tiny
@@ -21,6 +24,19 @@ def tokens(count: int, seed: int) -> list[int]:
     """``count`` random tokens."""
     made = torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
     return [int(token) for token in made]
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[None]:
+    """vLLM is imported, whatever it warns about, as the CPU build that it is."""
+    stock = metadata.version
+    metadata.version = version_or_cpu_build
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import glm5_ascend.simulator.platform
+        import glm5_ascend.simulator.quant_config  # noqa: F401
+    yield
+    metadata.version = stock
 
 
 @pytest.fixture(scope="session")

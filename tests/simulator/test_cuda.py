@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import warnings
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,25 +21,12 @@ from glm5_ascend.errors import BackendUnavailable, CheckpointError, ConfigError
 from glm5_ascend.ops import linear_w8a8_dynamic, linear_w8a8_static, matmul, moe_experts
 from glm5_ascend.ops.moe.packing import pack_int4
 from glm5_ascend.quant.command import QuantizeOptions, run
-from glm5_ascend.simulator.__main__ import version_or_cpu_build
 from tests.simulator.conftest import tokens
 from tests.simulator.engine import _ENVIRONMENT
 from tests.support.tiny_model import tiny_config
 
-pytestmark = pytest.mark.engine  # imports vLLM, which takes some seconds
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("vllm")]  # takes some seconds
 CUDA = "glm5_ascend.simulator.platform_cuda.Glm5CudaPlatform"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> Any:
-    """Import vLLM once, whatever it warns about."""
-    stock = metadata.version
-    metadata.version = version_or_cpu_build
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import glm5_ascend.simulator.quant_config  # noqa: F401
-    yield
-    metadata.version = stock
 
 
 def machine(

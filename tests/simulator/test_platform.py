@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,22 +11,17 @@ import torch
 
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.simulator.__main__ import version_or_cpu_build
 from tests.support.tiny_model import tiny_config
 
 pytestmark = pytest.mark.engine  # imports vLLM, which takes some seconds
 
 
-@pytest.fixture(scope="module", autouse=True)
-def platform() -> Any:
-    """The platform module; vLLM is imported whatever it warns about."""
-    stock = metadata.version
-    metadata.version = version_or_cpu_build
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from glm5_ascend.simulator import platform as module
-    yield module
-    metadata.version = stock
+@pytest.fixture
+def platform(vllm: None) -> Any:
+    """The platform module."""
+    from glm5_ascend.simulator import platform as module
+
+    return module
 
 
 def settings(**changes: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,22 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.simulator.__main__ import version_or_cpu_build
 from glm5_ascend.simulator.quant_param import missing_parts
 
-pytestmark = pytest.mark.engine  # imports vLLM, which takes some seconds
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> Any:
-    """Import vLLM once, whatever it warns about."""
-    stock = metadata.version
-    metadata.version = version_or_cpu_build
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import glm5_ascend.simulator.quant_config  # noqa: F401
-    yield
-    metadata.version = stock
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("vllm")]  # takes some seconds
 
 
 class Layer(nn.Module):
