@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from glm5_ascend.deploy.simulate import MARK
+from tests.deploy.http_server import QuietHandler, running
 
 PROSE = (
     "A rolling bicycle stays upright because its front wheel steers into a fall. When the frame"
@@ -51,21 +52,10 @@ class Endpoint(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """One request."""
 
     server: Endpoint
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def send(self, status: int, text: str) -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
     def do_GET(self) -> None:
         fault = self.server.fault
@@ -179,11 +169,5 @@ class Handler(BaseHTTPRequestHandler):
 def endpoint(fault: str = "", key: str = "", simulated: bool = False) -> Iterator[Endpoint]:
     """Run one while the block runs."""
     server = Endpoint(fault, key, simulated)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with running(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

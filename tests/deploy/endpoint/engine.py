@@ -6,7 +6,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+
+from tests.deploy.http_server import QuietHandler, running
 
 
 class Engine(ThreadingHTTPServer):
@@ -31,21 +33,10 @@ class Engine(ThreadingHTTPServer):
         self.wait_s = 0.0
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """One connection."""
 
     server: Engine
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def answer(self, status: int, text: str) -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
     def note(self) -> None:
         self.server.seen.append(f"{self.command} {self.path}")
@@ -54,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.note()
-        self.answer(200, f"this is {self.path}")
+        self.send(200, f"this is {self.path}")
 
     def do_POST(self) -> None:
         self.note()
@@ -74,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             self.stream(body["pieces"])
         else:
-            self.answer(int(body.get("status", 200)), json.dumps({"echo": len(data)}))
+            self.send(int(body.get("status", 200)), json.dumps({"echo": len(data)}))
 
     def stream(self, pieces: int) -> None:
         self.send_response(200)
@@ -97,11 +88,5 @@ class Handler(BaseHTTPRequestHandler):
 def engine(address: str = "127.0.0.1", port: int = 0) -> Iterator[Engine]:
     """Run one while the block runs."""
     server = Engine(address, port)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with running(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
