@@ -71,7 +71,8 @@ FAULTS = {
     "bf16 product": of_indexer("dot(key, query, INTERPRET)", "dot(key, query, False)"),
     "last keys dropped": of_indexer("position < end", "position < end - 1", kind="rising"),
     "causal bound off by one": of_indexer(
-        "seen = tl.load(visible + row)\n", "seen = tl.load(visible + row) - 1\n", kind="rising"
+        "tl.load(visible + row).to(tl.int32)", "tl.load(visible + row).to(tl.int32) - 1",
+        kind="rising",
     ),
     "no ReLU": of_indexer("tl.maximum(product, 0.0", "tl.maximum(product, -1e30"),
     "not the first of equals": of_indexer(
