@@ -33,6 +33,7 @@ from glm5_ascend.quant.calibration.corpus import Corpus
 from glm5_ascend.quant.calibration.cost import cost_of
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.options import CalibrationOptions, Setting
+from glm5_ascend.quant.calibration.smoothing_run import FIT_ROWS
 from glm5_ascend.quant.plan import Plan, make_plan
 from tools.bench.machine import Watch
 from tools.results_table import ROOT, provenance
@@ -194,6 +195,7 @@ def measure(home: Path, experts: int, tokens: int) -> dict[str, Any]:
         (statistics.Moments, "factor", "factor"),
         (solver, "gptq", "gptq"),
         (solver, "stored_form", "packing"),
+        (layer_run, "fit", "fitted vectors"),
         (experts_run._Expert, "solve", "expert forward"),
     ):
         clock.wrap(owner, name, label)
@@ -224,7 +226,9 @@ def extrapolate(
         elif label in per_expert:
             hours = spent * EXPERTS / experts * GPTQ_LAYERS
         else:
-            hours = spent * (1 if label == "data-free rounding" else TOKENS / tokens) * LAYERS
+            # The first does not depend on tokens, the second takes so many of them at most.
+            share = {"data-free rounding": 1.0, "fitted vectors": FIT_ROWS / tokens}
+            hours = spent * share.get(label, TOKENS / tokens) * LAYERS
         found.append(
             {
                 "piece": label,
