@@ -2,7 +2,7 @@
 
 ``python -m tools.bench_ops`` measures every case in one process, prints what it finds and appends
 one row per contestant to ``tools/results/ops_cpu.jsonl``; a run of chosen cases is recorded only
-where ``--json`` says. ``--render`` fills README.md, between ``<!-- generated: ops -->`` and
+where ``--json`` says. ``--render`` fills ops/SPEED.md, between ``<!-- generated: ops -->`` and
 ``<!-- end -->``, with the last recorded run; ``--check`` fails where it shows another.
 
 Two variables are set for the measurement unless the environment has them. ``THP_MEM_ALLOC_ENABLE``
@@ -28,7 +28,8 @@ from tools.bench.case import WrongResult
 from tools.bench.goals import verdicts
 from tools.bench.machine import QUIET, Affinity, Watch, busy_shares
 from tools.bench.runner import measure
-from tools.results_table import README, ROOT, last_run, provenance
+from tools.results_table import OPS_SPEED as README
+from tools.results_table import ROOT, last_run, provenance
 
 ROWS = ROOT / "tools" / "results" / "ops_cpu.jsonl"
 
@@ -83,8 +84,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--json", type=Path, help="append the rows there")
-    parser.add_argument("--render", action="store_true", help="only fill README.md")
-    parser.add_argument("--check", action="store_true", help="only compare README.md")
+    parser.add_argument("--render", action="store_true", help="only fill ops/SPEED.md")
+    parser.add_argument("--check", action="store_true", help="only compare ops/SPEED.md")
     args = parser.parse_args(argv)
     if args.check:
         problems = report.check(README, ROWS)

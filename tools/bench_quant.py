@@ -1,9 +1,9 @@
 """Time the quantiser's kernels at a release's own shapes and extrapolate to the whole release.
 
 ``python -m tools.bench_quant`` measures one core on cold files, three different ones per shape,
-and appends its rows to ``tools/results/quant_cpu.jsonl``. ``--render`` fills README.md, between
-``<!-- generated: quant-speed -->`` and ``<!-- end -->``, with the last run; ``--check`` fails where
-it shows another.
+and appends its rows to ``tools/results/quant_cpu.jsonl``. ``--render`` fills quant/RESULTS.md,
+between ``<!-- generated: quant-speed -->`` and ``<!-- end -->``, with the last run; ``--check`` fails
+where it shows another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tools.quant_bench.measure import (
     stored_bytes,
     times,
 )
-from tools.results_table import README, ROOT, last_run, provenance
+from tools.results_table import QUANT_RESULTS as README
+from tools.results_table import ROOT, last_run, provenance
 
 ROWS = ROOT / "tools" / "results" / "quant_cpu.jsonl"
 
@@ -108,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
     """Command line entry."""
     parser = argparse.ArgumentParser(prog="tools.bench_quant", description=__doc__)
     parser.add_argument("--json", type=Path, default=ROWS, help="append the rows there")
-    parser.add_argument("--render", action="store_true", help="only fill README.md")
-    parser.add_argument("--check", action="store_true", help="only compare README.md")
+    parser.add_argument("--render", action="store_true", help="only fill quant/RESULTS.md")
+    parser.add_argument("--check", action="store_true", help="only compare quant/RESULTS.md")
     args = parser.parse_args(argv)
     if args.check:
         problems = report.check(README, ROWS)

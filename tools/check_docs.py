@@ -1,4 +1,4 @@
-"""Write the generated blocks of README.md, or with ``--check`` fail where they are out of date.
+"""Write the generated blocks of the documents, or with ``--check`` fail where they are stale.
 
 A block lies between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 """
@@ -18,7 +18,8 @@ from glm5_ascend.env import VARIABLES
 from glm5_ascend.exit_codes import MEANINGS
 from glm5_ascend.quant.recipe_file import preset, preset_names
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+_ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (_ROOT / "README.md", _ROOT / "glm5_ascend" / "COMMANDS.md")
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -78,7 +79,7 @@ def render(text: str) -> str:
 def with_block(text: str, name: str, body: str) -> str:
     """``text`` with one generated block replaced; ``SystemExit`` if it has none of this name."""
     if all(match[2] != name for match in _BLOCK.finditer(text)):
-        raise SystemExit(f"error: README.md has no <!-- generated: {name} --> block")
+        raise SystemExit(f"error: there is no <!-- generated: {name} --> block")
     return _filled(text, {name: lambda: body})
 
 
@@ -92,14 +93,16 @@ def _filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 def main(argv: list[str]) -> int:
     """Command line entry."""
-    current = README.read_text(encoding="utf-8")
-    wanted = render(current)
-    if argv == ["--check"]:
-        if current != wanted:
-            print("README.md is out of date: run python -m tools.check_docs", file=sys.stderr)
-        return int(current != wanted)
-    README.write_text(wanted, encoding="utf-8")
-    return 0
+    stale = 0
+    for document in DOCUMENTS:
+        current = document.read_text(encoding="utf-8")
+        wanted = render(current)
+        if argv == ["--check"] and current != wanted:
+            print(f"{document.name} is stale: run python -m tools.check_docs", file=sys.stderr)
+            stale = 1
+        elif argv != ["--check"]:
+            document.write_text(wanted, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Model the kernels' times at the shapes of their goals, and put published numbers beside them.
 
 ``python -m tools.cost_table`` emulates every shape, appends rows to ``tools/results/cost.jsonl``
-and fills README.md between ``<!-- generated: cost -->`` and ``<!-- end -->``. ``--only OP`` runs
+and fills ops/SPEED.md between ``<!-- generated: cost -->`` and ``<!-- end -->``. ``--only OP`` runs
 and prints the quick shapes of one operator (``--all`` its other ones too) and records nothing.
-``--render`` only fills README.md, ``--check`` fails where it shows other rows.
+``--render`` only fills ops/SPEED.md, ``--check`` fails where it shows other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from glm5_ascend.ops.emulator.cost_command import cost
 from tools.check_docs import with_block
 from tools.cost import report
 from tools.cost.cases import CHIP, ENTRIES, PUBLISHED, Entry, ours
-from tools.results_table import README, ROOT, last_run, provenance
+from tools.results_table import OPS_SPEED as README
+from tools.results_table import ROOT, last_run, provenance
 
 ROWS = ROOT / "tools" / "results" / "cost.jsonl"
 Row = dict[str, Any]
@@ -64,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=OPERATORS, help="one operator's quick shapes")
     parser.add_argument("--all", action="store_true", help="with --only: all of its shapes")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of emulation per shape")
-    parser.add_argument("--render", action="store_true", help="only fill README.md")
-    parser.add_argument("--check", action="store_true", help="only compare README.md")
+    parser.add_argument("--render", action="store_true", help="only fill ops/SPEED.md")
+    parser.add_argument("--check", action="store_true", help="only compare ops/SPEED.md")
     args = parser.parse_args(argv)
     if args.check:
         problems = check(README, ROWS)

@@ -1,4 +1,4 @@
-"""Rows of ``tools.time_decode_ops`` and their table in README.md."""
+"""Rows of ``tools.time_decode_ops`` and their table in ops/SPEED.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.check_docs import with_block
-from tools.results_table import README, ROOT, last_run, provenance
+from tools.results_table import OPS_SPEED as README
+from tools.results_table import ROOT, last_run, provenance
 
 ROWS = ROOT / "tools" / "results" / "decode_ops.jsonl"
 
@@ -16,7 +17,7 @@ Row = dict[str, Any]
 
 
 def record(command: Sequence[str], rows: Sequence[Row], file: Path = ROWS) -> None:
-    """Append rows that ``command`` measured and show them in README.md."""
+    """Append rows that ``command`` measured and show them in ops/SPEED.md."""
     source = provenance(command)
     with file.open("a", encoding="utf-8") as out:
         out.writelines(json.dumps(source | row) + "\n" for row in rows)

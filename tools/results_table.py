@@ -32,6 +32,8 @@ from tools.check_docs import with_block
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+OPS_SPEED = ROOT / "ops" / "SPEED.md"
+QUANT_RESULTS = ROOT / "quant" / "RESULTS.md"
 ROWS = ROOT / "tools" / "results" / "small_glm5.jsonl"
 REFERENCE = "bf16"
 

@@ -118,5 +118,5 @@ def _origin(rows: Sequence[Row]) -> str:
     return (
         f"{row['date'][:10]}, commit {row['commit'][:12]}{dirty}; every modelled number is in a row"
         f" of `tools/results/cost.jsonl`, made by `{row['command']}`. Rates, their sources and what"
-        " the model leaves out: [ops/emulator](ops/emulator/README.md)."
+        " the model leaves out: [ops/emulator](emulator/README.md)."
     )

@@ -11,7 +11,7 @@ from tools.check_docs import with_block
 from tools.results_table import sha256
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+README = ROOT / "quant" / "RESULTS.md"
 ROWS = ROOT / "tools" / "results" / "quantisers.jsonl"
 
 Row = Mapping[str, Any]
