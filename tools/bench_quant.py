@@ -2,8 +2,8 @@
 
 ``python -m tools.bench_quant`` measures one core on cold files, three different ones per shape,
 and appends its rows to ``tools/results/quant_cpu.jsonl``. ``--render`` fills quant/RESULTS.md,
-between ``<!-- generated: quant-speed -->`` and ``<!-- end -->``, with the last run; ``--check`` fails
-where it shows another.
+between ``<!-- generated: quant-speed -->`` and ``<!-- end -->``, with the last run; ``--check``
+fails where it shows another.
 """
 
 from __future__ import annotations
