@@ -187,8 +187,10 @@ def foreground(
             if args.url is not None:
                 code = wait_until_ready(child, args.url, timeout_s, stopped=lambda: bool(caught))
                 if code is None and not caught:
-                    note(f"ready: {args.url}/v1 (stop with Ctrl-C)")
-                    if companion is not None:
+                    if companion is None:
+                        note(f"ready: {args.url}/v1 (stop with Ctrl-C)")
+                    else:
+                        note(f"the engine answers at {args.url}")
                         companion.start(lambda: bool(caught) or child.ended)
             while code is None and not caught:
                 code = child.wait(0.5)

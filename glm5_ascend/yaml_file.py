@@ -36,3 +36,15 @@ class UniqueLoader(PlainLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep=deep)
+
+
+class BlockDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, with texts of several lines as literal blocks, which can be read."""
+
+
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+BlockDumper.add_representer(str, _block)

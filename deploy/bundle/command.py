@@ -49,8 +49,9 @@ _README = """\
 
 1. With network and docker, if images/ is missing: sh save-images.sh
 2. Carry this folder to every server, or to one and share it.
-3. On the server: sh install.sh --digest {{what `glm5-ascend bundle` printed}}
-   It checks every file, loads the images and installs glm5-ascend from wheels/.
+3. On the server: sh install.sh --digest SUM
+   SUM is the digest that glm5-ascend bundle printed. It checks every file, loads the
+   images and installs glm5-ascend from wheels/.
 4. Start what lies in scripts/ for the server; the checkpoint is not part of the bundle.
 """
 

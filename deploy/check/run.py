@@ -181,12 +181,16 @@ def text_of(findings: Sequence[Finding], commands: int, engine: str) -> str:
             f"    {name}: {one_line(text)}" for name, text in _details(finding, place) if text
         ]
     counts = [finding.severity for finding in findings]
-    what = "1 command" if commands == 1 else f"{commands} commands"
-    lines.append(
-        f"{what} checked for vllm-ascend {engine}: {counts.count('error')} errors,"
-        f" {counts.count('warning')} warnings, {counts.count('note')} notes"
+    errors, warnings, notes = (
+        _counted(counts.count(kind), kind) for kind in ("error", "warning", "note")
     )
+    what = _counted(commands, "command")
+    lines.append(f"{what} checked for vllm-ascend {engine}: {errors}, {warnings}, {notes}")
     return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _details(finding: Finding, place: str) -> list[tuple[str, str]]:

@@ -92,6 +92,8 @@ def compose_files(plan: Plan, place: Place) -> dict[str, str]:
     """``node0.compose.yaml`` and so on; the proxy is a service of the first prefill server."""
     import yaml
 
+    from glm5_ascend.yaml_file import BlockDumper
+
     _colons(place)
     made = {}
     proxy = proxy_body(plan, place)
@@ -118,7 +120,7 @@ def compose_files(plan: Plan, place: Place) -> dict[str, str]:
                 "entrypoint": ["bash", "-c"],
                 "command": [_kept(proxy)],
             }
-        text = yaml.safe_dump({"services": services}, sort_keys=False, width=100)
+        text = yaml.dump({"services": services}, Dumper=BlockDumper, sort_keys=False, width=100)
         made[f"node{node.number}.compose.yaml"] = text
     return made
 

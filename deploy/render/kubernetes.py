@@ -32,6 +32,8 @@ def files(plan: Plan, place: Place, cluster: Cluster = DEFAULT) -> dict[str, str
     """
     import yaml
 
+    from glm5_ascend.yaml_file import BlockDumper
+
     cluster.check()
     if ":" in place.checkpoint:
         raise PlanError(f"checkpoint {place.checkpoint} cannot be mounted", "use a path without :")
@@ -59,7 +61,7 @@ def files(plan: Plan, place: Place, cluster: Cluster = DEFAULT) -> dict[str, str
     documents.append(_service(plan, place))
     for document in documents:
         check_fields(document)
-    text = yaml.safe_dump_all(documents, sort_keys=False, width=100)
+    text = yaml.dump_all(documents, Dumper=BlockDumper, sort_keys=False, width=100)
     return {f"{_model(plan)}.yaml": text}
 
 

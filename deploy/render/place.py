@@ -72,6 +72,19 @@ def default_checkpoint(plan: Plan) -> str:
     return f"/models/{model(plan.model).title}-{plan.quant}"
 
 
+def glm5_title(plan: Plan) -> str:
+    """Name of the plan's model, ``GLM-5.2``.
+
+    Raises:
+        PlanError: it is another one.
+        CatalogueError: it is not known.
+    """
+    found = model(plan.model)
+    if found.validation_only:
+        raise PlanError(f"{plan.model} is no GLM-5", "its sizes validate the model of performance")
+    return found.title
+
+
 def place_of(
     plan: Plan,
     *,
@@ -94,9 +107,7 @@ def place_of(
         PlanError: an address, interface or path that cannot be, or that is missing.
         CatalogueError: a model that is not known.
     """
-    found = model(plan.model)  # refuses models that are not known
-    if found.validation_only:
-        raise PlanError(f"{plan.model} is no GLM-5", "its sizes validate the model of performance")
+    title = glm5_title(plan)  # refuses models that are not known
     addresses = tuple(text.strip() for text in hosts.split(",")) if hosts else ()
     _check_hosts(addresses, plan, templated)
     if nic is not None and not _NIC.fullmatch(nic):
@@ -108,7 +119,7 @@ def place_of(
     # Behind the proxy a server may have a port for each of its dies.
     if not 1 <= port <= 65_535 - 2 * BEHIND_PROXY:
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65335")
-    served = found.title if name is None else name
+    served = title if name is None else name
     refuse_variable("the model's name", served)
     if not served or served.startswith("-") or not served.isprintable():
         raise PlanError(

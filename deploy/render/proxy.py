@@ -176,7 +176,7 @@ class Proxy:
             self.watch()
             _pause(stopped, end, "the proxy does not answer at /healthcheck", 0.5)
         if not stopped():
-            note(f"the proxy is ready: {self.url}/v1 serves the whole plan")
+            note(f"ready: {self.url}/v1 (the whole plan, stop with Ctrl-C)")
 
     def watch(self) -> None:
         """Raise ``ChildFailed`` when it has ended."""

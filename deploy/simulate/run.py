@@ -18,7 +18,7 @@ from glm5_ascend.deploy.command import Launch, cpu_launch
 from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.preflight import check_all, check_port
-from glm5_ascend.deploy.render.place import PORT, Place
+from glm5_ascend.deploy.render.place import PORT, Place, glm5_title
 from glm5_ascend.deploy.serve import foreground, ready_timeout
 from glm5_ascend.deploy.simulate.split import Prefill
 from glm5_ascend.deploy.simulate.translate import StandIn, Translation, translate
@@ -138,7 +138,7 @@ def _place(plan: Plan, wanted: Simulation) -> Place:
         raise PlanError(
             f"port {args.value('--port', '')} is out of range", "give a port from 1 to 65435"
         )
-    name = args.value("--served-model-name", "") or known_model(plan.model).title
+    name = args.value("--served-model-name", "") or glm5_title(plan)
     return Place("/models", (_ADDRESS,) * plan.servers, _INTERFACE, port, name)
 
 
@@ -154,9 +154,12 @@ def _announce(
     note(f"model: {model.source}{how} stands in for {known_model(plan.model).title} {plan.quant}")
     for one in found:
         note(f"layout: {one.layout}")
+    roles: dict[str, list[str]] = {}
     for one in found:
         for line in one.notes:
-            note(line if len(found) == 1 else f"{one.role}: {line}")
+            roles.setdefault(line, []).append(one.role)
+    for line, names in roles.items():
+        note(line if len(found) == 1 else f"{' and '.join(names)}: {line}")
     if len(found) > 1:
         note("changed: the proxy is this program's")
     if unused:

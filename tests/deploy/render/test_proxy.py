@@ -262,11 +262,12 @@ def test_serve_starts_it_once_all_answer_and_stops_both(tmp_path: Path, checkpoi
             if "the proxy waits" in line:
                 break
         assert f"the proxy waits for http://{THERE}:{port + 100}/health" in lines[-1]
+        assert not any(line.startswith("ready:") for line in lines)
         assert not (tmp_path / "proxy.json").exists()
         with instance(THERE, port + 100):
             for line in process.stderr:
                 lines.append(line)
-                if "the proxy is ready" in line:
+                if line.startswith("ready:"):
                     break
             words, pid = seen(tmp_path)
             assert words == words_of(port)

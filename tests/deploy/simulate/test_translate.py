@@ -61,8 +61,9 @@ def test_nothing_is_dropped_in_silence(name: str, tmp_path: Path) -> None:
     for kind, words in zip(kinds, engines, strict=True):
         node = next(node for node in rendered if node.role == kind)
         ours = flags_of(words)
-        start = "" if len(kinds) == 1 else f"{kind}: "
-        text = "\n".join(line for line in lines if line.startswith(start))
+        # What both engines have in common begins with the names of both.
+        starts = ("",) if len(kinds) == 1 else (f"{kind}: ", f"{' and '.join(kinds)}: ")
+        text = "\n".join(line for line in lines if line.startswith(starts))
         for option in node.command.options:
             kept = ours.get(option.name) == " ".join(option.values)
             assert kept or option.name in text or option.name in elsewhere, option
@@ -117,6 +118,11 @@ def test_a_split_plan_is_two_engines_and_a_proxy(tmp_path: Path) -> None:
     ]
     assert "prefill: left out: 1 more of these instances" in lines
     assert "changed: the proxy is this program's" in lines
+    # What both have in common is said once.
+    assert len(set(lines)) == len(lines)
+    both = [line.partition(": ")[2] for line in lines if line.startswith("decode and prefill: ")]
+    assert any("the cache has 256 MiB" in line for line in both)
+    assert not any(line.endswith(tuple(both)) for line in lines if line.startswith("prefill: "))
     for words, port, kind, tokens in (
         (decode, "9100", "kv_consumer", "64"),
         (prefill, "9101", "kv_producer", "4096"),
@@ -219,6 +225,13 @@ def test_refusals(words: list[str], code: int, message: str, tmp_path: Path) -> 
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr.split("hint:")[0]
     assert "hint:" in result.stderr
+
+
+def test_a_plan_of_another_model(tmp_path: Path) -> None:
+    made = replace(PLANS["split"], model="deepseek-v3")
+    result = run("--plan", written(made, tmp_path), "--simulate", "--dry-run")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "deepseek-v3 is no GLM-5" in result.stderr
 
 
 def test_without_a_plan(checkpoint: Path) -> None:
