@@ -188,15 +188,6 @@ def test_kubernetes_starts_the_commands(name: str, tmp_path: Path) -> None:
             assert ("startupProbe" in container) == (index == 0)
 
 
-@pytest.mark.parametrize("kind", ["compose", "k8s"])
-def test_commands_in_yaml_can_be_read(kind: str, tmp_path: Path) -> None:
-    made = PLANS["split"]
-    for path in rendered(made, kind, tmp_path):
-        text = path.read_text()
-        assert re.search(r"^ +exec vllm serve \S+ \\\n +--[a-z-]+", text, re.M)
-        assert "\\n" not in text
-
-
 def composed(text: str) -> str:
     """What compose makes of ``$NAME`` and ``$$``, with no variable set."""
     return re.sub(r"\$\$|\$\{?\w+\}?", lambda m: "$" if m[0] == "$$" else "", text)

@@ -202,6 +202,14 @@ def test_another_resource(tmp_path: Path) -> None:
 # ----- compose
 
 
+@pytest.mark.parametrize("kind", ["compose", "k8s"])
+def test_commands_in_yaml_can_be_read(kind: str, tmp_path: Path) -> None:
+    for path in files("split", tmp_path, "--format", kind):
+        text = path.read_text()
+        assert re.search(r"^ +exec vllm serve \S+ \\\n +--[a-z-]+", text, re.M)
+        assert "\\n" not in text
+
+
 def compose_schema() -> dict[str, Any]:
     """The published schema, which the package check-jsonschema brings."""
     spec = find_spec("check_jsonschema")
