@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from tools.check_docs import BLOCKS, DOCUMENTS, render
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_documents_are_up_to_date() -> None:
@@ -18,3 +23,17 @@ def test_a_stale_block_is_found() -> None:
     stale = text.replace("| 2 | wrong usage |", "| 2 | something else |")
     assert stale != text
     assert render(stale) == text
+
+
+def test_numbers_of_the_readme_are_those_of_the_tables() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    results = (ROOT / "quant" / "RESULTS.md").read_text(encoding="utf-8")
+    (hours,) = re.findall(r"^\| \*\*all\*\* \| \*\*([\d.]+)\*\*", results, re.M)
+    assert f"W4A8 costs {float(hours):.1f} core-hours" in readme
+    row = r"^\| {} \| {} \| ([\d.]+) \["
+    for peer in ("msmodelslim", "llm-compressor"):
+        int4, int8 = (
+            float(re.findall(row.format(peer, scheme), results, re.M)[0])
+            for scheme in ("w4a8", "w8a8")
+        )
+        assert re.search(rf"{int4:.2f} (at W4A8 )?and {int8:.2f}", readme)
