@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glm5_ascend.console import note
-from glm5_ascend.deploy.endpoint.keys import FILE, add_keys
+from glm5_ascend.deploy.endpoint.keys import FILE, add_keys, check_names
 from glm5_ascend.deploy.endpoint.monitoring import (
     alerts_yml,
     dashboard_json,
@@ -68,6 +68,7 @@ def endpoint(options: EndpointOptions) -> Rendered:
     npu = options.npu_port is not None
     if npu and options.npu_port is not None and options.npu_port > 65_535:
         raise Glm5Error(f"--npu-exporter {options.npu_port} is no port", "its own default is 8082")
+    check_names(options.clients)
     texts = {
         "nginx.conf": nginx_conf(site, options.gate),
         "prometheus.yml": prometheus_yml(site, options.npu_port),

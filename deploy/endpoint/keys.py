@@ -40,6 +40,13 @@ def known_clients(text: str, source: str = FILE) -> list[str]:
     return found
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise ``Glm5Error`` for a name that a file of keys cannot hold."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise Glm5Error(f"{name!r} is no name of a client", "letters, digits and . _ -")
+
+
 def add_keys(folder: Path, names: Sequence[str]) -> list[str]:
     """Make a key for each name that has none yet; the file is only readable by its owner.
 
@@ -50,9 +57,7 @@ def add_keys(folder: Path, names: Sequence[str]) -> list[str]:
         Glm5Error: a name that cannot be, or a file that is not in its form.
         OSError: the file cannot be read or written.
     """
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise Glm5Error(f"{name!r} is no name of a client", "letters, digits and . _ -")
+    check_names(names)
     target = folder / FILE
     text = read_text(target, _MOST, "split it") if target.exists() else _HEAD
     known = known_clients(text, str(target))

@@ -52,6 +52,9 @@ def test_dry_run_makes_no_keys(tmp_path: Path) -> None:
     assert "Bearer " not in re.sub(r'"Bearer \$http|Bearer always|Bearer KEY', "", result.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
     assert run(tmp_path / "plan.yaml").exit_code == 2
+    # What a real run would refuse.
+    refused = run(tmp_path / "plan.yaml", "--dry-run", "--client", "a b")
+    assert (refused.exit_code, refused.stdout) == (1, "")
 
 
 def test_compose(tmp_path: Path) -> None:
