@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from glm5_ascend.deploy.plan_file import Plan, PlanError, RolePlan
-from glm5_ascend.deploy.render.nodes import api_servers
+from glm5_ascend.deploy.render.nodes import api_servers, nodes
 from glm5_ascend.deploy.render.place import PORT, is_split, place_of
 from glm5_ascend.deploy.render.proxy import proxy_node
 
@@ -151,6 +151,7 @@ def site_of(
                 "take it out of the plan",
             )
     place = replace(place, hosts=place.hosts or ("127.0.0.1",))
+    nodes(plan, place)  # refuses what render refuses
     servers = iter(api_servers(plan, place))
     engines: list[Engine] = []
     for number, role in enumerate(plan.roles):

@@ -185,6 +185,19 @@ def test_ctrl_c_of_the_real_process(tmp_path: Path) -> None:
     assert stderr.split() == ["interrupted"]
 
 
+def test_an_interrupt_while_modules_load_is_one_line() -> None:
+    program = (
+        "import runpy, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'glm5_ascend.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "runpy.run_module('glm5_ascend', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 class Recorder:
     """Stands in for the work of a command and remembers what it was given."""
 

@@ -231,3 +231,8 @@ def test_servers_without_addresses() -> None:
     made = plan("a3-752t", 2, *(role("mixed", (n,), "dp2tp8", 400) for n in (0, 1)))
     with pytest.raises(PlanError, match="addresses of 2 servers are missing"):
         site_of(made)
+
+
+def test_what_render_refuses_is_refused() -> None:
+    with pytest.raises(PlanError, match="tensor-parallel-size"):
+        site_of(changed(ONE, {"tensor-parallel-size": 3}, {}))
