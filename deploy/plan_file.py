@@ -124,8 +124,14 @@ class Plan:
         return str(yaml.safe_dump(self.as_dict(), sort_keys=False, width=100))
 
     def dump(self, path: Path) -> None:
-        """Write the plan as YAML; it is checked first."""
-        path.write_text(self.check(str(path)).text(), encoding="utf-8")
+        """Write the plan as YAML, whole or not at all; it is checked first."""
+        text = self.check(str(path)).text()
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text, encoding="utf-8")
+            return
+        draft = path.with_name(f".{path.name}.part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Plan:

@@ -137,6 +137,12 @@ class FolderConnector(KVConnectorBase_V1):  # type: ignore[misc]
         moves = self._get_connector_metadata()
         for move in moves.loads:
             stored = torch.load(self._folder / move.key, weights_only=True)
+            missing = sorted(self._caches.keys() - stored.keys())
+            if missing:
+                logger.warning(
+                    "Cache %s holds nothing for %s: prefill has no such layer, it stays empty.",
+                    *(move.key, ", ".join(missing)),
+                )
             for name, cache in self._caches.items():
                 if name in stored:
                     cache[move.blocks] = stored[name][move.first : move.first + len(move.blocks)]

@@ -130,3 +130,14 @@ def test_a_plan_is_checked_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(PlanError):
         replace(PLAN, servers=1).dump(tmp_path / "plan.yaml")
     assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_a_plan_is_written_whole(tmp_path: Path) -> None:
+    PLAN.dump(tmp_path / "plan.yaml")
+    before = (tmp_path / "plan.yaml").read_text()
+    (tmp_path / ".plan.yaml.part").mkdir()
+    with pytest.raises(OSError):
+        PLAN.dump(tmp_path / "plan.yaml")
+    assert (tmp_path / "plan.yaml").read_text() == before
+    PLAN.dump(Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
