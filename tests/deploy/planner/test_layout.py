@@ -136,7 +136,7 @@ def test_a_plan_is_written_whole(tmp_path: Path) -> None:
     PLAN.dump(tmp_path / "plan.yaml")
     before = (tmp_path / "plan.yaml").read_text()
     (tmp_path / ".plan.yaml.part").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(IsADirectoryError):
         PLAN.dump(tmp_path / "plan.yaml")
     assert (tmp_path / "plan.yaml").read_text() == before
     PLAN.dump(Path("/dev/null"))
