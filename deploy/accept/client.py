@@ -156,7 +156,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self.key}"
         where = f"{self.url}{path}"
         late = threading.Event()
-        watch = None
+        watch = answer = None
         try:
             connection.connect()
             watch = threading.Timer(_WHOLE * self.timeout_s, _cut, (connection.sock, late))
@@ -183,12 +183,14 @@ class Client:
                 message = f"{where} has not answered within {_WHOLE * self.timeout_s:g} s"
                 raise Unhealthy(message, "read the log of the server, or give --timeout") from error
             said = f"does not answer: {error or type(error).__name__}"
-            if isinstance(error, IncompleteRead):
+            if isinstance(error, IncompleteRead | ConnectionError) and answer is not None:
                 said = "broke off in the middle of an answer"
             raise Unhealthy(f"{where} {said}", _hint(error)) from error
         finally:
             if watch is not None:
                 watch.cancel()
+            if answer is not None:
+                answer.close()  # holds the socket where only its end ends the answer
             connection.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,13 @@ def whole(body: bytes, head: bytes = b"HTTP/1.1 200 OK") -> bytes:
     return head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def is_whole(request: bytes) -> bool:
+    """Whether head and body are there: closing on unread bytes resets the connection."""
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: *(\d+)", head.lower())
+    return bool(end) and len(body) >= (int(length[1]) if length else 0)
+
+
 @contextmanager
 def answering(send: Send) -> Iterator[Client]:
     """A server that reads one request, answers by ``send`` and closes."""
@@ -44,7 +53,7 @@ def answering(send: Send) -> Iterator[Client]:
                 try:
                     data = connection.recv(65_536)
                     # A hello of TLS, which begins with 22, has no end of this kind.
-                    while data[:1] != b"\x16" and b"\r\n\r\n" not in data:
+                    while data[:1] != b"\x16" and not is_whole(data):
                         more = connection.recv(65_536)
                         if not more:
                             return
@@ -114,6 +123,16 @@ COUNT = event({"choices": [], "usage": {"completion_tokens": 1}})
 )
 def test_a_stream_that_breaks_off(answer: bytes, said: str) -> None:
     with answering(saying(answer)) as client, pytest.raises(Unhealthy, match=said):
+        client.stream("/x", {})
+
+
+def test_a_reset_within_an_answer_is_one_that_breaks_off() -> None:
+    def reset(connection: socket.socket) -> None:
+        connection.sendall(CHUNKED + TEXT)
+        time.sleep(0.05)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with answering(reset) as client, pytest.raises(Unhealthy, match="broke off"):
         client.stream("/x", {})
 
 
