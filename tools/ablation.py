@@ -68,6 +68,7 @@ class Variant:
 
 
 _INT4, _INT8 = "W4A8_DYNAMIC", "W8A8_DYNAMIC"
+_FITTED = ("fit", "fit-experts")
 VARIANTS = (
     Variant("w4a8-nearest", "nearest, unrotated", None, _INT4, "nearest", "nearest", rotate=False),
     Variant("w4a8-plain", "scale search", "w4a8-nearest", _INT4, rotate=False),
@@ -76,34 +77,52 @@ VARIANTS = (
     Variant("w4a8-gptq-all", "GPTQ of all modules", "w4a8-gptq", _INT4, "gptq", "gptq"),
     Variant(
         "w4a8-smooth",
-        "smoothing (flex, awq)",
+        "fitted smoothing (fit, fit-experts)",
         "w4a8-gptq-all",
         _INT4,
         "gptq",
         "gptq",
-        smoothing=("flex", "awq"),
+        smoothing=_FITTED,
+    ),
+    Variant(
+        "w4a8-descent",
+        "descent after GPTQ",
+        "w4a8-smooth",
+        _INT4,
+        "descent",
+        "descent",
+        smoothing=_FITTED,
     ),
     Variant(
         "w4a8-all-unrotated",
         "the last without rotation",
-        "w4a8-smooth",
+        "w4a8-descent",
         _INT4,
-        "gptq",
-        "gptq",
+        "descent",
+        "descent",
         rotate=False,
-        smoothing=("flex", "awq"),
+        smoothing=_FITTED,
     ),
     Variant("w8a8-plain", "scale search, unrotated", None, _INT8, rotate=False),
     Variant("w8a8", "rotation", "w8a8-plain", _INT8),
     Variant("w8a8-gptq", "GPTQ of all modules", "w8a8", _INT8, "gptq", "gptq"),
     Variant(
         "w8a8-smooth",
-        "smoothing (flex, awq)",
+        "fitted smoothing (fit, fit-experts)",
         "w8a8-gptq",
         _INT8,
         "gptq",
         "gptq",
-        smoothing=("flex", "awq"),
+        smoothing=_FITTED,
+    ),
+    Variant(
+        "w8a8-flex",
+        "smoothing of attention (flex)",
+        "w8a8-gptq",
+        _INT8,
+        "gptq",
+        "gptq",
+        smoothing=("flex",),
     ),
     Variant("w8a8-static", "static attention", "w8a8-gptq", _INT8, "gptq", "gptq", scheme="W8A8"),
 )
@@ -113,6 +132,7 @@ def build(variant: Variant, model: Path, work: Path) -> Path:
     """Quantise ``model`` below ``work`` unless that was done; return the checkpoint."""
     from glm5_ascend.quant.calibration.options import FROM_RECIPE, CalibrationOptions
     from glm5_ascend.quant.command import QuantizeOptions, run
+    from glm5_ascend.quant.recipe_rules import CALIBRATED
 
     target, mark = work / variant.name, work / f"{variant.name}.done"
     if mark.is_file():
@@ -123,7 +143,9 @@ def build(variant: Variant, model: Path, work: Path) -> Path:
     recipe = work / f"{variant.name}.yaml"
     # JSON is YAML.
     recipe.write_text(json.dumps(variant.recipe()), encoding="utf-8")
-    needs = "gptq" in (variant.rounding, variant.linears) or bool(variant.smoothing)
+    needs = not {variant.rounding, variant.linears}.isdisjoint(CALIBRATED) or bool(
+        variant.smoothing
+    )
     given = CalibrationOptions(text=str(text)) if needs else FROM_RECIPE
     run(QuantizeOptions(model, target, recipe=recipe, calibration=given, overwrite=True))
     mark.touch()
