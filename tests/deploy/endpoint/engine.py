@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 
 from tests.deploy.http_server import QuietHandler, running
@@ -31,12 +32,29 @@ class Engine(ThreadingHTTPServer):
         self.bytes = 0
         self.delay = threading.Event()
         self.wait_s = 0.0
+        self.open: set[socket.socket] = set()
+
+    def server_close(self) -> None:
+        """Also end the connections that are kept, as a process that dies does."""
+        super().server_close()
+        for connection in list(self.open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(QuietHandler):
     """One connection."""
 
     server: Engine
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.open.discard(self.connection)
+        with suppress(OSError):
+            super().finish()
 
     def note(self) -> None:
         self.server.seen.append(f"{self.command} {self.path}")
@@ -84,9 +102,16 @@ class Handler(QuietHandler):
             self.close_connection = True
 
 
+# Between the servers of a split plan ports up to this one are taken.
+_ABOVE_OWN = 36_200
+
+
 @contextmanager
 def engine(address: str = "127.0.0.1", port: int = 0) -> Iterator[Engine]:
-    """Run one while the block runs."""
+    """Run one while the block runs, at a port that a split plan lets its proxy have."""
     server = Engine(address, port)
+    while not port and server.server_port < _ABOVE_OWN:
+        server.server_close()
+        server = Engine(address, port)
     with running(server):
         yield server

@@ -85,6 +85,12 @@ class Gate:
         connection.close()
         return response, found
 
+    def ask_and_log(self, logged: int, path: str, *words: Any, **headers: str) -> HTTPResponse:
+        """:meth:`ask`, and wait until the request is over for nginx, ``logged`` lines after all."""
+        response, _ = self.ask(path, *words, **headers)
+        self.audit(logged)
+        return response
+
     def audit(self, wanted: int) -> list[dict[str, Any]]:
         """Lines of the audit log, once there are as many."""
         for _ in range(200):

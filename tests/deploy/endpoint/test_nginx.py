@@ -215,9 +215,10 @@ def test_the_audit_log(tmp_path: Path) -> None:
     with engine() as server, running(plan, tmp_path / "e", server.server_port) as gate:
         text = {"messages": [PROMPT], "model": "GLM"}
         response, body = gate.ask(f"{CHAT}?text={PROMPT}", text, **{"User-Agent": PROMPT})
-        gate.ask(f"/v1/models/{PROMPT}")
-        gate.ask(f"/{PROMPT}?key={gate.key}")
-        gate.ask(CHAT, text, "a-wrong-key-of-mine", Cookie=PROMPT, Referer=PROMPT)
+        gate.audit(1)
+        gate.ask_and_log(2, f"/v1/models/{PROMPT}")
+        gate.ask_and_log(3, f"/{PROMPT}?key={gate.key}")
+        gate.ask_and_log(4, CHAT, text, "a-wrong-key-of-mine", Cookie=PROMPT, Referer=PROMPT)
         gate.ask("/health", key=None)
         gate.ask(f"{CHAT}?key={gate.key}&text={PROMPT}", b"x" * (9 * 2**20))
         lines = gate.audit(5)
@@ -244,8 +245,11 @@ def test_rate_and_running_requests_of_a_client(tmp_path: Path) -> None:
     words = ("--rate", "1", "--burst", "3", "--concurrent", "1", "--client", "a", "--client", "b")
     with engine() as server, running(plan, tmp_path / "e", server.server_port, *words) as gate:
         first, second = gate.keys()
-        assert [gate.ask("/v1/models")[0].status for _ in range(6)] == [200] * 4 + [429] * 2
+        # A request counts as running until it is logged.
+        statuses = [gate.ask_and_log(number, "/v1/models").status for number in range(1, 7)]
+        assert statuses == [200] * 4 + [429] * 2
         response, body = gate.ask("/v1/models")
+        gate.audit(7)
         assert json.loads(body)["error"]["type"] == "rate_limit_error"
         assert response.getheader("Retry-After") == "1"
         # The other client has a rate of its own, and one request at a time.
