@@ -30,7 +30,7 @@ from tools.peers import inside_patches
 from tools.peers.container import weights
 from tools.peers.contestants import OURS, Contestant, Skipped, Workshop, contestants
 from tools.peers.install import CACHE, PEERS
-from tools.peers.table import README, ROWS, last_run, markdown, problems, rendered
+from tools.peers.table import README, ROWS, SAMPLES, last_runs, problems, rendered, tables
 from tools.results_table import provenance, sha256
 
 Row = dict[str, Any]
@@ -218,6 +218,7 @@ def collect(shop: Workshop, names: Sequence[str], tokens: int, command: Sequence
     shared: Row = {
         **provenance(command),
         "model": shop.source.name,
+        "samples": shop.samples,
         "model_sha256": sha256(shop.source / "model.safetensors"),
     }
     wanted = [c for c in contestants() if not names or c.tool in names or c.name in names]
@@ -236,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--venvs", type=Path, default=CACHE, help="environments of the peers")
     parser.add_argument("--work", type=Path, help="keep what is made here, and use it again")
-    parser.add_argument("--samples", type=int, default=16, help="pieces of calibration text")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="pieces of calibration text")
     parser.add_argument("--tokens", type=int, default=51_200, help="tokens of evaluation text")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="of tools, variants")
     parser.add_argument("--render", action="store_true", help="only fill README.md")
@@ -257,10 +258,9 @@ def main(argv: Sequence[str]) -> int:
             rows = collect(shop, args.only, args.tokens, command)
         with ROWS.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if args.model == SMALL_MODEL:
-        table = markdown(last_run(ROWS, SMALL_MODEL.name))
-        print(table)
-        README.write_text(rendered(README.read_text(encoding="utf-8"), table), encoding="utf-8")
+    table = tables(last_runs(ROWS, SMALL_MODEL.name))
+    print(table)
+    README.write_text(rendered(README.read_text(encoding="utf-8"), table), encoding="utf-8")
     return 0
 
 

@@ -23,7 +23,7 @@ from tools.peers.container import _require_same_values, from_compressed_tensors,
 from tools.peers.contestants import OURS, Contestant, Skipped, Workshop, contestants
 from tools.peers.install import PEERS
 from tools.peers.source import CALIBRATION_PACKAGES, calibration_text, with_all_indexers
-from tools.peers.table import README, ROWS, markdown, problems
+from tools.peers.table import README, ROWS, last_runs, markdown, problems, tables
 
 EXPERTS = r"re:.*mlp\.experts\.\d+\.(gate_proj|up_proj|down_proj)$"
 LINEARS = r"re:.*self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)$"
@@ -206,6 +206,28 @@ def test_every_peer_lists_its_patches_in_the_readme() -> None:
 
 def test_readme_shows_the_recorded_rows() -> None:
     assert problems(README, ROWS, SMALL_MODEL) == []
+
+
+def test_every_kind_of_run_has_its_tables(tmp_path: Path) -> None:
+    row = {"kind": "goal", "tool": "x", "scheme": "w4a8", "goal": 0.75, "missing": "x"}
+    shown = {"hardware": "h", "commit": "c", "dirty": False, "metrics": {}, "command": "python"}
+    text = {"text": {"tokens": 5, "windows": 1, "name": "n"}}
+    kinds = [
+        {"model": "small", "date": "2026-01-01"},
+        {"model": "tiny78", "date": "2026-01-02", "samples": 2},
+        {"model": "small", "date": "2026-01-03", "samples": 256},
+        {"model": "small", "date": "2026-01-04", "samples": 16},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({**row, **shown, **text, **kind}) + "\n" for kind in kinds))
+    runs = last_runs(file, "small")
+    assert [rows[0]["date"] for rows in runs] == ["2026-01-04", "2026-01-03", "2026-01-02"]
+    found = tables(runs)
+    heads = [line for line in found.splitlines() if line.startswith("#")]
+    assert heads == [
+        "### Calibrated on 256 pieces of text",
+        "### Calibrated on 2 pieces of text of tiny78, 78 random layers",
+    ]
 
 
 def test_table_says_skipped_missed_and_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""The README's table of quantisers, from the recorded rows."""
+"""The tables of quantisers in ``quant/RESULTS.md``, from the recorded rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,37 @@ from tools.results_table import sha256
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "quant" / "RESULTS.md"
 ROWS = ROOT / "tools" / "results" / "quantisers.jsonl"
+# Pieces of calibration text of about 1500 characters, unless a run says otherwise.
+SAMPLES = 16
 
 Row = Mapping[str, Any]
 
 
-def last_run(file: Path, model: str) -> list[dict[str, Any]]:
-    """Rows of the last run with ``model``."""
+def last_runs(file: Path, model: str) -> list[list[dict[str, Any]]]:
+    """Rows of the last run of each kind: ``model`` by pieces of text, then other models."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["model"] == model]
-    return [row for row in rows if row["date"] == rows[-1]["date"]]
+    last: dict[tuple[bool, str, int], str] = {}
+    for row in rows:
+        last[_kind(row, model)] = row["date"]
+    return [
+        [row for row in rows if _kind(row, model) == kind and row["date"] == last[kind]]
+        for kind in sorted(last)
+    ]
+
+
+def _kind(row: Row, model: str) -> tuple[bool, str, int]:
+    return row["model"] != model, row["model"], row.get("samples", SAMPLES)
+
+
+def tables(runs: Sequence[Sequence[Row]]) -> str:
+    """The first run's tables, and those of the others under headings."""
+    first, *others = runs
+    parts = [markdown(first)]
+    for rows in others:
+        model, samples = rows[0]["model"], rows[0].get("samples", SAMPLES)
+        of = "" if model == first[0]["model"] else f" of {model}, 78 random layers"
+        parts.append(f"### Calibrated on {samples} pieces of text{of}\n\n{markdown(rows)}")
+    return "\n".join(parts)
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -56,12 +78,13 @@ def problems(readme: Path, file: Path, model: Path) -> list[str]:
     """What does not belong together; empty when all is well."""
     if not file.is_file():
         return [f"{file.name} does not exist: run without options"]
-    rows = last_run(file, model.name)
+    runs = last_runs(file, model.name)
     found = []
     current = readme.read_text(encoding="utf-8")
-    if rendered(current, markdown(rows)) != current:
+    if rendered(current, tables(runs)) != current:
         found.append(f"{readme.name} does not show the last rows: run with --render")
-    if any(row["model_sha256"] != sha256(model / "model.safetensors") for row in rows):
+    own = [row for rows in runs for row in rows if row["model"] == model.name]
+    if any(row["model_sha256"] != sha256(model / "model.safetensors") for row in own):
         found.append(f"{file.name} was measured with another model: run again")
     return found
 
