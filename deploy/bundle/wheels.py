@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -98,7 +98,8 @@ def resolved(source: Path, target: Target) -> Iterator[tuple[Path, list[Wheel]]]
         PreflightError: there is no pip.
         ChildFailed: pip found no solution, or could not reach its index.
     """
-    if find_spec("pip") is None:
+    # Not importlib.util: setuptools answers for pip by a warning once distutils is imported.
+    if PathFinder.find_spec("pip") is None:
         raise PreflightError("this Python has no pip", "python -m ensurepip, or bundle elsewhere")
     with tempfile.TemporaryDirectory(prefix="glm5-bundle-") as name:
         folder = Path(name)

@@ -107,7 +107,7 @@ def test_bfloat16_does_not_depend_on_the_batch(
 ) -> None:
     engine = start(tiny, dtype="bfloat16", block_size=16)
     batched = engine.generate(prompts, together=True)
-    engine.ask("generate", prompts=[tokens(200, 91)], count=1, together=True)
+    engine.generate([tokens(200, 91)], 1, together=True)
     alone = engine.generate([[*prompt[:40], *prompt[40:]] for prompt in prompts])
 
     assert [o.tokens for o in alone] == [o.tokens for o in batched]
