@@ -208,6 +208,15 @@ def test_readme_shows_the_recorded_rows() -> None:
     assert problems(README, ROWS, SMALL_MODEL) == []
 
 
+def test_the_random_model_has_a_goal_of_its_own() -> None:
+    rows = [row(OURS, "w4a8", 0.9), row("msmodelslim", "w4a8", 1.0)]
+    assert [one["reached"] for one in verdicts(rows)] == [False] * 4
+    named = [{**one, "model": "tiny78"} for one in rows]
+    first, *others = verdicts(named)
+    assert (first["goal"], first["reached"]) == (1.0, True)
+    assert [one["reached"] for one in others] == [False] * 3
+
+
 def test_every_kind_of_run_has_its_tables(tmp_path: Path) -> None:
     row = {"kind": "goal", "tool": "x", "scheme": "w4a8", "goal": 0.75, "missing": "x"}
     shown = {"hardware": "h", "commit": "c", "dirty": False, "metrics": {}, "command": "python"}
