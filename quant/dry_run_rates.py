@@ -61,13 +61,14 @@ def measure(
     return rates, {name: sources.get(name, "measured") for name in rates}
 
 
-def products(kinds: Iterable[str]) -> dict[str, float]:
+def products(kinds: Iterable[str], size: int = _PRODUCT) -> dict[str, float]:
     """Operations per second of one core in large products of the library.
 
     Args:
         kinds: of arithmetic: ``f32``, ``f64``, ``int8``.
+        size: rows and columns of the matrices.
     """
-    wide = torch.randn(_PRODUCT, _PRODUCT, generator=torch.Generator().manual_seed(_SEED))
+    wide = torch.randn(size, size, generator=torch.Generator().manual_seed(_SEED))
     codes, double = (wide * 32).clamp(-127, 127).to(torch.int8), wide.double()
     known = {
         "f32": lambda: wide @ wide,
@@ -80,7 +81,7 @@ def products(kinds: Iterable[str]) -> dict[str, float]:
             known[kind]()
             started = time.thread_time()
             known[kind]()
-            found[kind] = 2.0 * _PRODUCT**3 / (time.thread_time() - started)
+            found[kind] = 2.0 * size**3 / (time.thread_time() - started)
     return found
 
 

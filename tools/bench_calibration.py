@@ -30,10 +30,11 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.calibration import experts_run, layer_run, session, solver, statistics
 from glm5_ascend.quant.calibration.corpus import Corpus
-from glm5_ascend.quant.calibration.cost import cost_of
+from glm5_ascend.quant.calibration.cost import ARITHMETIC, cost_of
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.options import CalibrationOptions, Setting
 from glm5_ascend.quant.calibration.smoothing_run import FIT_ROWS
+from glm5_ascend.quant.dry_run_rates import products
 from glm5_ascend.quant.plan import Plan, make_plan
 from tools.bench.machine import Watch
 from tools.results_table import ROOT, provenance
@@ -42,6 +43,7 @@ ROWS = ROOT / "tools" / "results" / "calibration_cpu.jsonl"
 TOKENS, LAYERS, MOE_LAYERS, EXPERTS, TOP_K = 262_144, 79, 76, 256, 8
 GPTQ_LAYERS = 75  # the MTP layer's experts are int8 without GPTQ
 _VOCABULARY = 512
+_PRODUCT = 2048
 _TARGET_HOURS, _TARGET_BYTES = 120.0, 16 << 30
 _PIECES = {"attention": "layers"}  # under which name its products are counted
 RELEASE = ROOT / "tests" / "data" / "configs" / "GLM-5.2.json"
@@ -158,25 +160,6 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-def rates() -> dict[str, float]:
-    """Products per second of the library at sizes that suit it, in GFLOP/s."""
-    x, w = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    codes = torch.randint(-127, 127, (2048, 2048), dtype=torch.int8)
-    wide = x.double()
-    found = {}
-    for name, product in (
-        ("f32", lambda: x @ w),
-        ("f64", lambda: wide @ wide),
-        ("int8", lambda: torch._int_mm(codes, codes.T)),
-    ):
-        product()
-        started = time.process_time()
-        for _ in range(2):
-            product()
-        found[name] = 2 * 2 * 2048**3 / (time.process_time() - started) / 1e9
-    return found
-
-
 def measure(home: Path, experts: int, tokens: int) -> dict[str, Any]:
     """Seconds by label of one layer, and the peak of memory."""
     config = write_source(home / "source", experts)
@@ -258,7 +241,7 @@ def main() -> None:
     home = Path(tempfile.mkdtemp(dir=options.home))
     watch = Watch()
     try:
-        speed = rates()
+        speed = {kind: rate / 1e9 for kind, rate in products(ARITHMETIC, _PRODUCT).items()}
         found = measure(home, options.experts, options.tokens)
     finally:
         shutil.rmtree(home)
