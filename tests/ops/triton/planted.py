@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +13,13 @@ import pytest
 
 def plant(
     source: ModuleType,
-    host: ModuleType,
+    hosts: Iterable[ModuleType],
     right: str,
     wrong: str,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``host`` calls the kernels of ``source`` with every ``right`` in its text made ``wrong``."""
+    """``hosts`` call the kernels of ``source`` with every ``right`` in its text made ``wrong``."""
     text = Path(str(source.__file__)).read_text(encoding="utf-8")
     assert right in text
     (folder / "planted.py").write_text(text.replace(right, wrong), encoding="utf-8")
@@ -30,5 +31,6 @@ def plant(
     spec.loader.exec_module(planted)
     for name, kernel in vars(planted).items():
         function = getattr(kernel, "fn", None)
-        if getattr(function, "__module__", "") == "planted" and hasattr(host, name):
-            monkeypatch.setattr(host, name, kernel)
+        if getattr(function, "__module__", "") == "planted":
+            for host in (host for host in hosts if hasattr(host, name)):
+                monkeypatch.setattr(host, name, kernel)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,6 +22,7 @@ from glm5_ascend.ops.verify.compare import require
 from glm5_ascend.ops.verify.indexer import IndexerCase
 from glm5_ascend.ops.verify.requests import Requests
 from glm5_ascend.ops.verify.runner import Result, public, run_one
+from tests.ops.triton.planted import plant
 
 LONG = Requests("long", ((2, 300), (1, 261)), seed=3)
 DRAFTS = Requests("drafts", ((3, 200),), seed=4)
@@ -153,19 +152,7 @@ def run(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> Result:
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fault = FAULTS[name]
-    text = Path(str(fault.source.__file__)).read_text(encoding="utf-8")
-    assert fault.right in text
-    (tmp_path / "planted.py").write_text(text.replace(fault.right, fault.wrong), encoding="utf-8")
-    spec = spec_from_file_location("planted", tmp_path / "planted.py")
-    assert spec is not None
-    assert spec.loader is not None
-    planted = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "planted", planted)
-    spec.loader.exec_module(planted)
-    for host in HOSTS:
-        for name, kernel in vars(host).items():
-            if isinstance(kernel, type(planted.dot)) and hasattr(planted, name):
-                monkeypatch.setattr(host, name, getattr(planted, name))
+    plant(fault.source, HOSTS, fault.right, fault.wrong, tmp_path, monkeypatch)
     result = run(fault, monkeypatch)
     assert not result.passed
     assert not result.declined

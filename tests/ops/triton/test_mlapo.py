@@ -286,7 +286,7 @@ def test_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         each: Path(str(each.__file__)).read_text() for each in (triton_source, triton_products)
     }
     source = next(each for each, text in texts.items() if right in text)
-    plant(source, host, right, wrong, tmp_path, monkeypatch)
+    plant(source, [host], right, wrong, tmp_path, monkeypatch)
     with np.errstate(all="ignore"):
         assert problem_of(case)
 

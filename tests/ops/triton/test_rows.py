@@ -146,5 +146,5 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source, host, right, wrong, case = FAULTS[name]
-    plant(source, host, right, wrong, tmp_path, monkeypatch)
+    plant(source, [host], right, wrong, tmp_path, monkeypatch)
     assert result_of(case)
