@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from glm5_ascend.checkpoint import tensor_bytes
 from glm5_ascend.console import format_bytes
 from glm5_ascend.engine_releases import Release
-from glm5_ascend.errors import ConfigError, Glm5Error, PreflightError
+from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error, PreflightError
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.calibration.options import FROM_RECIPE, CalibrationOptions
@@ -143,6 +143,7 @@ def run(options: QuantizeOptions) -> Summary:
     _require_torch()
     from glm5_ascend.quant import destination as place
     from glm5_ascend.quant import numa, stream
+    from glm5_ascend.quant.journal import without_source
 
     started = time.monotonic()
     source, destination = Path(options.source), Path(options.destination)
@@ -154,6 +155,10 @@ def run(options: QuantizeOptions) -> Summary:
     earlier = _earlier(options, recipe)
     if earlier is not None and earlier.is_closing:
         return _closed(options, recipe, earlier, started)
+    done = without_source(destination, source) if options.resume and earlier is None else None
+    if done is not None:
+        _require_whole(destination)
+        return _closed(options, recipe, done, started)
     plan, texts, journal, waiting = stream.prepare(
         source, recipe, options.shard_bytes, options.release, options.backend, earlier
     )
@@ -243,7 +248,10 @@ def _closed(options: QuantizeOptions, recipe: Recipe, journal: Journal, started:
     """Remove what is left of a source whose outputs are all complete."""
     from glm5_ascend.quant import destination as place
     from glm5_ascend.quant import stream
+    from glm5_ascend.quant.identity import require_same_job
 
+    job = {**journal.job, "recipe": recipe.as_dict(), "backend": options.backend.job}
+    require_same_job(journal.directory, journal.job, job)
     with place.locked(journal.directory):
         stream.close(Path(options.source), journal)
     return Summary(
@@ -256,6 +264,18 @@ def _closed(options: QuantizeOptions, recipe: Recipe, journal: Journal, started:
         time.monotonic() - started,
         source_deleted=len(journal.released),
     )
+
+
+def _require_whole(directory: Path) -> None:
+    """Refuse a finished output that is not what its manifest says, and cannot be made again."""
+    from glm5_ascend.quant.manifest import check_manifest
+
+    for found in check_manifest(directory):
+        raise CheckpointError(
+            f"{directory} is complete and its source deleted, but {found.subject} differs from"
+            f" the manifest: {found.detail or 'it is missing'}",
+            "restore it from a copy, or download the source again and start anew with --overwrite",
+        )
 
 
 def _need(options: QuantizeOptions, waiting: Mapping[str, set[str]]) -> Need:

@@ -118,6 +118,21 @@ def resumable(directory: Path) -> Journal | None:
     return _parse(directory, MANIFEST, document, written, weights)
 
 
+def without_source(directory: Path, source: Path) -> Journal | None:
+    """The finished job of ``directory`` if it deleted its source and nothing of that came back.
+
+    Raises:
+        CheckpointError: the manifest cannot be read or is damaged.
+    """
+    names = (_read(directory, MANIFEST) or {}).get("source_deleted")
+    if not isinstance(names, list) or any((source / str(name)).exists() for name in names):
+        return None
+    journal = resumable(directory)
+    if journal is not None:
+        journal.released = {str(name): "" for name in names}
+    return journal
+
+
 def write_manifest(
     journal: Journal,
     texts: Mapping[str, bytes],

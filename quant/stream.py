@@ -146,7 +146,7 @@ def close(source: Path, journal: Journal) -> None:
     """Remove the source files that were cut, then the journal; the job is complete."""
     remove(source, journal.released)
     with refusals(f"remove {journal.directory / JOURNAL}", "remove this file"):
-        (journal.directory / JOURNAL).unlink()
+        (journal.directory / JOURNAL).unlink(missing_ok=True)
 
 
 def _source_digests(source: Path, released: Mapping[str, str]) -> dict[str, str]:

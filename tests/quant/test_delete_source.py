@@ -168,6 +168,42 @@ def test_killed_while_the_source_is_removed(
     assert not list(own.glob("*.safetensors"))
 
 
+def test_killed_after_everything(own: Path, tmp_path: Path, wanted: dict[str, bytes]) -> None:
+    """The journal and the source are gone; the same command says that the job is complete."""
+    out = tmp_path / "out"
+    run(options(own, out))
+    summary = run(options(own, out, resume=True))
+    assert summary.files == summary.files_resumed == len(weights_of(out))
+    assert summary.source_deleted == 3
+    assert_same(out, wanted)
+    with pytest.raises(CheckpointError, match="differs in dtype"):
+        run(options(own, out, resume=True, dtype="float32"))
+    file = weights_of(out)[-1]
+    damage.flip_byte(file, -1)
+    with pytest.raises(CheckpointError, match=f"source deleted, but {file.name} differs"):
+        run(options(own, out, resume=True))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"source deleted, but {file.name} differs"):
+        run(options(own, out, resume=True))
+
+
+def test_a_source_that_came_back_is_used(
+    own: Path, tmp_path: Path, source: Path, wanted: dict[str, bytes]
+) -> None:
+    out = tmp_path / "out"
+    run(options(own, out))
+    shutil.copytree(source, own, dirs_exist_ok=True)
+    file = weights_of(out)[0]
+    damage.flip_byte(file, -1)
+    run(options(own, out, resume=True))
+    assert_same(out, wanted)
+    assert not list(own.glob("*.safetensors"))
+
+
+def weights_of(out: Path) -> list[Path]:
+    return sorted(out.glob("*.safetensors"))
+
+
 def interrupted(own: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """A run that stops once ``after`` outputs are complete."""
     written = []
