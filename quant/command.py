@@ -155,10 +155,10 @@ def run(options: QuantizeOptions) -> Summary:
     earlier = _earlier(options, recipe)
     if earlier is not None and earlier.is_closing:
         return _closed(options, recipe, earlier, started)
-    done = without_source(destination, source) if options.resume and earlier is None else None
-    if done is not None:
+    finished = without_source(destination, source) if options.resume and not earlier else None
+    if finished is not None:
         _require_whole(destination)
-        return _closed(options, recipe, done, started)
+        return _closed(options, recipe, finished, started)
     plan, texts, journal, waiting = stream.prepare(
         source, recipe, options.shard_bytes, options.release, options.backend, earlier
     )
