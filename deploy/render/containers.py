@@ -7,23 +7,15 @@ import shlex
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.catalogue.releases import images, release
 from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.render.mounts import MOUNTS
 from glm5_ascend.deploy.render.nodes import Node, nodes
 from glm5_ascend.deploy.render.place import Place
 from glm5_ascend.deploy.render.proxy import proxy_node
 from glm5_ascend.deploy.render.script import body, proxy_body, quoted
 
 SHARED_MEMORY = "512g"
-# vllm-ascend's installation page, and /etc/hccn.conf for the cache transfer (issue #7711).
+# vllm-ascend's installation page.
 _MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-MOUNTS = (
-    "/usr/local/dcmi",
-    "/usr/local/Ascend/driver/tools/hccn_tool",
-    "/usr/local/bin/npu-smi",
-    "/usr/local/Ascend/driver/lib64",
-    "/usr/local/Ascend/driver/version.info",
-    "/etc/ascend_install.info",
-    "/etc/hccn.conf",
-)
 
 
 def image(plan: Plan) -> str:

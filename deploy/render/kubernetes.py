@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.plan_file import Plan, PlanError
-from glm5_ascend.deploy.render.containers import MOUNTS, image
+from glm5_ascend.deploy.render.containers import image
 from glm5_ascend.deploy.render.fields import check_fields
+from glm5_ascend.deploy.render.mounts import MOUNTS
 from glm5_ascend.deploy.render.nodes import READY_S, Node, nodes
 from glm5_ascend.deploy.render.place import Place, engine_port, is_networked, is_split
 from glm5_ascend.deploy.render.schedulers import Cluster, scheduled

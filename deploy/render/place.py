@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from glm5_ascend.deploy.catalogue.models import model
 from glm5_ascend.deploy.plan_file import Plan, PlanError
+from glm5_ascend.deploy.render.mounts import checkpoint_path
 from glm5_ascend.errors import brief
 
 PORT = 8000
@@ -26,6 +27,7 @@ VARIABLE = re.compile(
 # 100 ports above: the proxy has the public one.
 BEHIND_PROXY = 100
 _ADDRESS_HINT = "give the IPv4 address of the interface itself, as HCCL wants it"
+IPV6_HINT = "plans are rendered for IPv4 only: give the IPv4 address of the same interface"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,13 @@ def place_of(
         raise PlanError(f"{brief(nic)} is no name of an interface", "see `ip -br address`")
     if nic is None and is_networked(plan) and not templated:
         raise PlanError("the servers talk to each other and no interface is named", "add --nic")
-    path = _absolute("checkpoint", default_checkpoint(plan) if checkpoint is None else checkpoint)
-    script = _absolute("proxy script", PROXY_SCRIPT if proxy_script is None else proxy_script)
+    path = checkpoint_path(default_checkpoint(plan) if checkpoint is None else checkpoint)
+    script = PROXY_SCRIPT if proxy_script is None else proxy_script
+    if not script.startswith("/") or not script.isprintable() or script.endswith("/"):
+        raise PlanError(
+            f"proxy script {brief(script)} is no absolute path of a file",
+            "give the path on the servers",
+        )
     # Behind the proxy a server may have a port for each of its dies.
     if not 1 <= port <= 65_535 - 2 * BEHIND_PROXY:
         raise PlanError(f"port {port} is out of range", "give a port from 1 to 65335")
@@ -133,20 +140,25 @@ def place_of(
     return Place(path, addresses, nic or "", port, served, script, external_dp)
 
 
+def is_ipv6(text: str) -> bool:
+    """Whether a text is an IPv6 address, in brackets or not, with a zone or not."""
+    try:
+        ipaddress.IPv6Address(text.strip().removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
 def refuse_variable(what: str, text: str) -> None:
     """Raise ``PlanError`` for a text of the user that would be taken for a variable of ours."""
     if VARIABLE.fullmatch(text):
         raise PlanError(f"{what} is {text}, which is filled in when it runs", "give the value")
 
 
-def _absolute(what: str, path: str) -> str:
-    if not path.startswith("/") or not path.isprintable():
-        raise PlanError(f"{what} {brief(path)} is no absolute path", "give the path on the servers")
-    return path
-
-
 def _check_hosts(addresses: Sequence[str], plan: Plan, templated: bool) -> None:
     for text in addresses:
+        if is_ipv6(text):
+            raise PlanError(f"{brief(text)} is an IPv6 address", IPV6_HINT)
         try:
             address = ipaddress.IPv4Address(text)
         except ValueError as error:

@@ -38,7 +38,7 @@ def refused(result: Result, message: str, code: int = 1) -> None:
         (["--hosts", f"{ALL},10.0.0.5"], "5 addresses for 4 servers"),
         (["--hosts", "10.0.0.1,,10.0.0.3,10.0.0.4"], "'' is no IPv4"),
         (["--hosts", ""], "addresses of 4 servers are missing"),
-        (["--hosts", "fe80::1,fe80::2,fe80::3,fe80::4"], "'fe80::1' is no IPv4"),
+        (["--hosts", "fe80::1,fe80::2,fe80::3,fe80::4"], "'fe80::1' is an IPv6 address"),
         (["--hosts", "n1;rm,n2,n3,n4"], "'n1;rm' is no IPv4"),
         (["--hosts", "$(reboot),10.0.0.2,10.0.0.3,10.0.0.4"], "is no IPv4"),
         (["--hosts", "0.0.0.0,10.0.0.2,10.0.0.3,10.0.0.4"], "no address of a server"),
@@ -57,6 +57,9 @@ def refused(result: Result, message: str, code: int = 1) -> None:
         (["--hosts", ALL, "--checkpoint", "m/x"], "checkpoint 'm/x' is no absolute path"),
         (["--hosts", ALL, "--checkpoint", "/m\nrm"], "is no absolute path"),
         (["--hosts", ALL, "--checkpoint", "/m:x", "--format", "k8s"], "cannot be mounted"),
+        (["--hosts", ALL, "--checkpoint", "/m/../.."], "'/m/../..' has .. in it"),
+        (["--hosts", ALL, "--proxy-script", "p.py"], "'p.py' is no absolute path"),
+        (["--hosts", ALL, "--proxy-script", "/opt/"], "'/opt/' is no absolute path of a file"),
         (["--hosts", ALL, "--name", ""], "'' is no model name"),
         (["--hosts", ALL, "--name", "--headless"], "is no model name"),
         (["--hosts", ALL, "--name", "$MASTER_IP"], "which is filled in when it runs"),
@@ -65,6 +68,44 @@ def refused(result: Result, message: str, code: int = 1) -> None:
 def test_sites(words: list[Any], message: str, tmp_path: Path) -> None:
     nic = [] if "--nic" in words else ["--nic", "eth0"]
     refused(run(written(SPLIT, tmp_path), *words, *nic, "--dry-run"), message)
+
+
+FORMATS = ["bash", "docker", "compose", "k8s", "ci"]
+SYSTEM = ["/", "//", "/./", "/etc", "/etc/hccn.conf", "/usr/local/", "/usr/local/Ascend", "/proc/1"]
+SYSTEM += ["/usr/local/Ascend/driver", "/usr/local/dcmi/x", "/dev", "/vllm-workspace", "/root"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("path", SYSTEM)
+def test_checkpoints_that_are_the_systems(path: str, form: str, tmp_path: Path) -> None:
+    words = [written(SPLIT, tmp_path), "--format", form, *site(SPLIT), "--checkpoint", path]
+    refused(run(*words, "--dry-run"), "is a folder of the system")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_checkpoints_that_are_here_and_are_none(form: str, tmp_path: Path) -> None:
+    words = [written(SPLIT, tmp_path), "--format", form, *site(SPLIT), "--dry-run", "--checkpoint"]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    refused(run(*words, folder), "is a folder without config.json on this machine")
+    (folder / "config.json").mkdir()
+    refused(run(*words, folder), "is no file")
+    refused(run(*words, tmp_path / "plan.yaml"), "is a file on this machine")
+    refused(run(*words, tmp_path / "plan.yaml" / "x"), "is below a file on this machine")
+    (folder / "config.json").rmdir()
+    (folder / "config.json").write_text("{}")
+    assert run(*words, folder).exit_code == 0
+    assert run(*words, "/models/only/on/the/servers").exit_code == 0
+    found = run(*words, f"/{folder}/.//")
+    assert found.exit_code == 0
+    assert f"{folder}/." not in found.stdout
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "plan"])
+@pytest.mark.parametrize("address", ["fe80::1", "2001:db8::1", "[2001:db8::1]", "fe80::1%eth0", "::"])
+def test_ipv6_is_refused_by_name(address: str, form: str, tmp_path: Path) -> None:
+    words = ["--hosts", f"10.0.0.1,{address},10.0.0.3,10.0.0.4", "--nic", "eth0", "--format", form]
+    refused(run(written(SPLIT, tmp_path), *words, "--dry-run"), f"'{address}' is an IPv6 address")
 
 
 @pytest.mark.parametrize("nic", ["eth0", "bond0.100", "enp1s0f0np0", "eth0@if2", "ib_0-a"])
