@@ -67,6 +67,8 @@ def _look(path: str) -> None:
                 f"checkpoint {brief(path)} is a folder without {_CONFIG} on this machine", _HINT
             ) from error
     except NotADirectoryError as error:
-        raise PlanError(f"checkpoint {brief(path)} is below a file on this machine", _HINT) from error
+        raise PlanError(
+            f"checkpoint {brief(path)} is below a file on this machine", _HINT
+        ) from error
     except OSError:
         return  # not for us to see, or too long a name, which the servers will say

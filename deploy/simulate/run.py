@@ -17,9 +17,10 @@ from glm5_ascend.deploy.catalogue.models import model as known_model
 from glm5_ascend.deploy.command import Launch, cpu_launch
 from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.plan_file import Plan, PlanError
-from glm5_ascend.deploy.preflight import check_all, check_port
-from glm5_ascend.deploy.render.place import PORT, Place, glm5_title
+from glm5_ascend.deploy.preflight import check_all
+from glm5_ascend.deploy.render.place import PORT, Place, glm5_title, is_split
 from glm5_ascend.deploy.serve import foreground, ready_timeout
+from glm5_ascend.deploy.simulate.ports import planned, reserved
 from glm5_ascend.deploy.simulate.split import Prefill
 from glm5_ascend.deploy.simulate.translate import StandIn, Translation, translate
 from glm5_ascend.deploy.supervise import Child, caught_signals, child_failed
@@ -27,7 +28,6 @@ from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import ExitCode, PreflightError
 
 SMALL_MODEL = Path(assets.__file__).parent / "small-glm5"
-_LOOPBACK = "127.0.0.1"
 _CACHES = "caches"
 _BESIDE = ("--port", "--served-model-name")
 # What the servers of the plan have and a simulation needs not: named so where it is dropped.
@@ -70,21 +70,26 @@ def run(wanted: Simulation, *, dry_run: bool) -> int:
     place = _place(plan, wanted)
     quantise = wanted.model is None and plan.quant != "bf16"
     model = StandIn.of(wanted.model or SMALL_MODEL, quantise)
+    engines_of = 2 if is_split(plan) else 1
     if dry_run:
         folder = Path()
-        found = translate(plan, place, model, folder / _CACHES)
+        ports = planned(place.port, engines_of)
+        found = translate(plan, place, model, folder / _CACHES, ports)
         _announce(plan, model, quantise, found, wanted.unused)
         served = _served(model, plan.quant, folder) if quantise else model.source
         if quantise:
             put(shlex.join(_quantize(model.source, served, plan.quant)))
         put("\n".join(_launch(one, served, wanted.op_backend).render() for one in found))
         return ExitCode.DONE
-    with tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name:
+    with (
+        reserved(place.port, engines_of) as ports,
+        tempfile.TemporaryDirectory(prefix="glm5-ascend-") as name,
+    ):
         folder = Path(name)
         (folder / _CACHES).mkdir()
-        found = translate(plan, place, model, folder / _CACHES)
+        found = translate(plan, place, model, folder / _CACHES, ports)
         _announce(plan, model, quantise, found, wanted.unused)
-        _check(model, found, place, wanted.op_backend)
+        _check(model, found, wanted.op_backend)
         served = model.source
         if quantise:
             served = _served(model, plan.quant, folder)
@@ -94,7 +99,7 @@ def run(wanted: Simulation, *, dry_run: bool) -> int:
         return _run(launches, found, place.port)
 
 
-def _check(model: StandIn, found: Sequence[Translation], place: Place, op_backend: str) -> None:
+def _check(model: StandIn, found: Sequence[Translation], op_backend: str) -> None:
     engines.check_backend(Engine.CPU, op_backend)
     facts = engines.detect()
     if facts.vllm_ascend:
@@ -102,7 +107,6 @@ def _check(model: StandIn, found: Sequence[Translation], place: Place, op_backen
             "a simulation needs vLLM for CPUs, and vllm-ascend is installed here",
             f"use another virtual environment with {engines.INSTALL}",
         )
-    check_port(_LOOPBACK, place.port)
     for one in found:
         engines.check(Engine.CPU, facts, {**os.environ, **one.environ})
         check_all(model.source, VllmArgs.parse(one.words), Engine.CPU)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from glm5_ascend.config import Glm5Config
 from glm5_ascend.deploy.check.command_line import ServeCommand
 from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.render.nodes import Node, nodes
-from glm5_ascend.deploy.render.place import Place, engine_port, is_split
+from glm5_ascend.deploy.render.place import Place, is_split
 from glm5_ascend.deploy.simulate import MARK
 from glm5_ascend.deploy.simulate.clip import PROCESSES, clip, describe
 from glm5_ascend.deploy.simulate.losses import REASONS, variables, without
@@ -70,12 +70,15 @@ class StandIn:
         return cls(source, Glm5Config.from_dir(source), quantised)
 
 
-def translate(plan: Plan, place: Place, model: StandIn, folder: Path) -> list[Translation]:
+def translate(
+    plan: Plan, place: Place, model: StandIn, folder: Path, ports: Sequence[int]
+) -> list[Translation]:
     """Turn what the plan runs on its servers into one engine on this CPU, or two of a split plan.
 
     Args:
-        place: as for rendering; only port, name and the number of hosts matter.
+        place: as for rendering; only name and the number of hosts matter.
         folder: for the caches that go from prefill to decode.
+        ports: of the engines, decode's before prefill's.
 
     Raises:
         PlanError: the plan cannot be rendered for NPUs either.
@@ -83,9 +86,8 @@ def translate(plan: Plan, place: Place, model: StandIn, folder: Path) -> list[Tr
     heads = [node for node in nodes(plan, place) if node.is_head]
     kinds = ("decode", "prefill") if is_split(plan) else ("mixed",)
     made = []
-    for number, kind in enumerate(kinds):
+    for kind, port in zip(kinds, ports, strict=True):
         same = [node for node in heads if node.role == kind]
-        port = engine_port(plan, place) + number
         made.append(_engine(plan, place, same, model, port, PROCESSES // len(kinds), folder))
     return made
 

@@ -102,7 +102,9 @@ def test_checkpoints_that_are_here_and_are_none(form: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "plan"])
-@pytest.mark.parametrize("address", ["fe80::1", "2001:db8::1", "[2001:db8::1]", "fe80::1%eth0", "::"])
+@pytest.mark.parametrize(
+    "address", ["fe80::1", "2001:db8::1", "[2001:db8::1]", "fe80::1%eth0", "::"]
+)
 def test_ipv6_is_refused_by_name(address: str, form: str, tmp_path: Path) -> None:
     words = ["--hosts", f"10.0.0.1,{address},10.0.0.3,10.0.0.4", "--nic", "eth0", "--format", form]
     refused(run(written(SPLIT, tmp_path), *words, "--dry-run"), f"'{address}' is an IPv6 address")
