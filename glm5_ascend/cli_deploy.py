@@ -198,7 +198,8 @@ def accept(as_json: bool, **options: Any) -> int:
 
     Finds answers that are wrong, garbled (`!!!!`) or repeat themselves, streams that are slow or
     buffered, and drafts that are not accepted. The plan's figures are limits with 25 % on top. Exit
-    code 0 says go, 1 no-go, 6 that the server failed or does not answer.
+    code 0 says go, 1 no-go, 6 that the server failed or does not answer. Ctrl-C prints what is
+    known so far.
 
     An endpoint of `serve --plan --simulate` is asked what its small model knows; its speed is not
     compared with the plan's.

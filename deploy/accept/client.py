@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import (
@@ -64,6 +64,10 @@ class Client:
     url: str
     timeout_s: float = 120.0
     key: str = field(default="", repr=False)
+    _open: set[socket.socket] = field(default_factory=set, init=False, repr=False, compare=False)
+    _ended: threading.Event = field(
+        default_factory=threading.Event, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, url: str, timeout_s: float = 120.0, key: str = "") -> Client:
@@ -98,8 +102,16 @@ class Client:
             text = b"".join(_pieces(answer)).decode("utf-8", "replace")
         return self._object(path, text)
 
-    def stream(self, path: str, body: Mapping[str, object]) -> Streamed:
-        """A streamed POST, to its end.
+    def cut(self) -> None:
+        """End every connection, those to come too; whoever reads from one gets ``Unhealthy``."""
+        self._ended.set()
+        for sock in list(self._open):
+            _shut(sock)
+
+    def stream(
+        self, path: str, body: Mapping[str, object], came: Callable[[], None] = lambda: None
+    ) -> Streamed:
+        """A streamed POST, to its end; ``came`` is called for every piece of text.
 
         Raises:
             Unhealthy: as :meth:`post`, or an error came in the stream.
@@ -120,6 +132,7 @@ class Client:
                     last = time.monotonic() - begin
                     first = first or last
                     text.append(piece)
+                    came()
                 usage = event.get("usage")
                 count = usage.get("completion_tokens") if isinstance(usage, dict) else None
                 if type(count) is int:
@@ -159,6 +172,9 @@ class Client:
         watch = answer = None
         try:
             connection.connect()
+            self._open.add(connection.sock)
+            if self._ended.is_set():
+                _shut(connection.sock)
             watch = threading.Timer(_WHOLE * self.timeout_s, _cut, (connection.sock, late))
             watch.daemon = True
             watch.start()
@@ -178,6 +194,8 @@ class Client:
             yield answer
             if late.is_set():
                 raise TimeoutError  # cut, where only the end of the connection ends an answer
+            if self._ended.is_set():
+                raise ConnectionAbortedError
         except (OSError, HTTPException) as error:
             if late.is_set():
                 message = f"{where} has not answered within {_WHOLE * self.timeout_s:g} s"
@@ -189,6 +207,7 @@ class Client:
         finally:
             if watch is not None:
                 watch.cancel()
+            self._open.discard(connection.sock)
             if answer is not None:
                 answer.close()  # holds the socket where only its end ends the answer
             connection.close()
@@ -197,6 +216,10 @@ class Client:
 def _cut(sock: socket.socket, late: threading.Event) -> None:
     """End a connection under its reader."""
     late.set()
+    _shut(sock)
+
+
+def _shut(sock: socket.socket) -> None:
     with suppress(OSError):
         # Not SSLSocket's own, which takes the session away from the thread that reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

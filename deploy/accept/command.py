@@ -9,7 +9,8 @@ from pathlib import Path
 from glm5_ascend.console import one_line
 from glm5_ascend.deploy.accept import probes
 from glm5_ascend.deploy.accept.client import Client, Refused
-from glm5_ascend.deploy.accept.probes import FAIL, Check, Limits
+from glm5_ascend.deploy.accept.probes import FAIL, PASS, Check, Limits
+from glm5_ascend.deploy.accept.progress import shown
 from glm5_ascend.deploy.accept.questions import GLM5, SMALL
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.simulate import MARK
@@ -39,13 +40,18 @@ class AcceptOptions:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What the checks found."""
+    """What the checks found.
+
+    Attributes:
+        interrupted: the check at which Ctrl-C came; there is no verdict then.
+    """
 
     url: str
     model: str
     checks: list[Check]
     measured: dict[str, float] = field(default_factory=dict)
     simulated: bool = False
+    interrupted: str = ""
 
     @property
     def failed(self) -> list[Check]:
@@ -54,7 +60,9 @@ class Acceptance:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 go; 1 an answer is wrong, broken or slow; 6 the server failed."""
+        """0 go; 1 an answer is wrong, broken or slow; 6 the server failed; 130 interrupted."""
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
         if any(check.broken for check in self.failed):
             return ExitCode.UNHEALTHY
         return ExitCode.INPUT if self.failed else ExitCode.DONE
@@ -66,7 +74,8 @@ class Acceptance:
             "url": self.url,
             "model": self.model,
             "simulated": self.simulated,
-            "go": not self.failed,
+            "go": None if self.interrupted else not self.failed,
+            **({"interrupted": self.interrupted} if self.interrupted else {}),
             "reasons": [f"{check.name}: {check.detail}" for check in self.failed],
             "checks": [
                 {"name": check.name, "verdict": check.verdict, "detail": check.detail}
@@ -77,15 +86,17 @@ class Acceptance:
 
     def as_text(self) -> str:
         """A line per check, then the verdict."""
-        width = max(len(check.name) for check in self.checks)
+        width = max((len(check.name) for check in self.checks), default=0)
         lines = [f"{c.verdict:<7} {c.name:<{width}}  {one_line(c.detail)}" for c in self.checks]
         names = ", ".join(check.name for check in self.failed)
         verdict = f"no-go: {names}" if names else "go"
+        if self.interrupted:
+            verdict = f"no verdict: interrupted at {self.interrupted}"
         return "\n".join([*lines, f"{verdict}{_SIMULATED}" if self.simulated else verdict])
 
 
 def accept(options: AcceptOptions) -> Acceptance:
-    """Put every question to the endpoint.
+    """Put every question to the endpoint, with progress on stderr; Ctrl-C ends it early.
 
     Raises:
         Unhealthy: nobody answers there, or with a status from 500.
@@ -96,10 +107,23 @@ def accept(options: AcceptOptions) -> Acceptance:
     model, longest, simulated = _model(client, options.model)
     limits = _limits(options, plan, simulated)
     questions = SMALL if simulated else GLM5
-    checks = probes.golden(client, model, questions)
-    checks.append(probes.long_prompt(client, model, longest, questions))
-    checks.append(probes.tool_call(client, model, questions))
-    timed, measured = probes.speed(client, model, limits, questions)
+    asks = [
+        *probes.golden(client, model, questions),
+        ("long prompt", lambda: probes.long_prompt(client, model, longest, questions)),
+        ("tool call", lambda: probes.tool_call(client, model, questions)),
+    ]
+    checks: list[Check] = []
+    with shown(len(asks) + 1, client.url) as progress:
+        try:
+            for name, ask in asks:
+                progress.begin(name)
+                checks.append(ask())
+                progress.finish(checks[-1].verdict)
+            progress.begin("stream")
+            timed, measured = probes.speed(client, model, limits, questions, progress.piece)
+            progress.finish(FAIL if any(c.verdict == FAIL for c in timed) else PASS)
+        except KeyboardInterrupt:
+            return Acceptance(client.url, model, checks, {}, simulated, progress.name)
     return Acceptance(client.url, model, [*checks, *timed], measured, simulated)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from glm5_ascend.deploy.accept.client import Client, Refused, Streamed, first_choice
@@ -17,6 +18,7 @@ from glm5_ascend.errors import Glm5Error, Unhealthy, brief
 
 CHAT, COMPLETE, METRICS = "/v1/chat/completions", "/v1/completions", "/metrics"
 PASS, FAIL, SKIPPED = "pass", "fail", "skipped"
+Ask = Callable[[], "Check"]
 _DRAFTED = "vllm:spec_decode_num_draft_tokens"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 # Beyond the 2048 keys that sparse attention reads, so that the indexer has to choose.
@@ -93,22 +95,25 @@ def _content(choice: dict[str, Any]) -> str:
     return str(message.get("content") or "") if isinstance(message, dict) else ""
 
 
-def golden(client: Client, model: str, questions: Questions) -> list[Check]:
+def golden(client: Client, model: str, questions: Questions) -> Iterator[tuple[str, Ask]]:
     """Short questions with one right answer, texts with one right continuation, and prose."""
-    checks = []
     for number, (question, wanted) in enumerate(questions.golden, start=1):
-        checks.append(_told(client, model, f"golden {number}", question, wanted))
+        name = f"golden {number}"
+        yield name, partial(_told, client, model, name, question, wanted)
     for number, (text, wanted) in enumerate(questions.continued, start=1):
-        checks.append(_continued(client, model, f"continued {number}", text, wanted))
-    if not questions.prose:
-        return checks
+        name = f"continued {number}"
+        yield name, partial(_continued, client, model, name, text, wanted)
+    if questions.prose:
+        yield "prose", partial(_prose, client, model, questions.prose)
+
+
+def _prose(client: Client, model: str, question: str) -> Check:
     try:
-        text = _content(_ask(client, model, questions.prose, 320))
-        found = fault(text) or (None if len(text) >= 200 else f"only {brief(text)}")
-        checks.append(Check("prose", FAIL if found else PASS, found or f"{len(text)} characters"))
+        text = _content(_ask(client, model, question, 320))
     except Glm5Error as error:
-        checks.append(guarded("prose", error))
-    return checks
+        return guarded("prose", error)
+    found = fault(text) or (None if len(text) >= 200 else f"only {brief(text)}")
+    return Check("prose", FAIL if found else PASS, found or f"{len(text)} characters")
 
 
 def _continued(client: Client, model: str, name: str, prompt: str, wanted: str) -> Check:
@@ -170,16 +175,23 @@ def tool_call(client: Client, model: str, questions: Questions) -> Check:
 
 
 def speed(
-    client: Client, model: str, limits: Limits, questions: Questions
+    client: Client,
+    model: str,
+    limits: Limits,
+    questions: Questions,
+    came: Callable[[], None] = lambda: None,
 ) -> tuple[list[Check], dict[str, float]]:
-    """Four streamed answers at once against the limits; a short one before them warms up."""
+    """Four streamed answers at once against the limits; a short one before them warms up.
+
+    Args:
+        came: called for every piece of an answer, from several threads.
+    """
     path = CHAT if questions.chat else COMPLETE
     first, *bodies = [_streamed_body(model, text, questions) for text in questions.streamed]
     try:
         before = counters(client)
-        client.stream(path, {**first, "max_tokens": 16})
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            streams = list(pool.map(lambda body: client.stream(path, body), bodies))
+        client.stream(path, {**first, "max_tokens": 16}, came)
+        streams = _at_once(client, path, bodies, came)
         after = counters(client)
     except Glm5Error as error:
         return [guarded("stream", error)], {}
@@ -191,6 +203,17 @@ def speed(
     if rate is not None:
         measured["accepted_per_draft"] = round(rate, 3)
     return [*checks, drafts], measured
+
+
+def _at_once(
+    client: Client, path: str, bodies: Sequence[dict[str, Any]], came: Callable[[], None]
+) -> list[Streamed]:
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        try:
+            return list(pool.map(lambda body: client.stream(path, body, came), bodies))
+        except BaseException:
+            client.cut()  # else the pool waits for answers that nobody wants
+            raise
 
 
 def _streamed_body(model: str, text: str, questions: Questions) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -92,7 +92,8 @@ class Handler(QuietHandler):
         if self.server.fault == "500":
             self.send(500, '{"error": "EngineDeadError"}')
         elif body.get("stream"):
-            self.stream(body)
+            with suppress(ConnectionError):  # whoever asked may be gone
+                self.stream(body)
         elif "tools" in body:
             self.send(200, self.called())
         elif "prompt" in body:
@@ -148,8 +149,8 @@ class Handler(QuietHandler):
         if fault == "buffered":
             self.event({"choices": [{"delta": {"content": "".join(words[:count])}}]})
         else:
-            for word in words[:count]:
-                time.sleep(step)
+            for number, word in enumerate(words[:count]):
+                time.sleep(60 if fault == "stalls" and number == 20 else step)
                 piece = {"text": word} if "prompt" in body else {"delta": {"content": word}}
                 self.event({"choices": [piece]})
                 if fault == "breaks off":
