@@ -68,7 +68,7 @@ _BACKENDS = {
     "ascendc": _Backend("ascendc_npu", "torch_npu", _IMAGE, "npu", lambda: library.find()),
     "torch_npu": _Backend("torch_npu_op", "torch_npu", _IMAGE, "npu"),
 }
-_VARIABLE = "GLM5_ASCEND_OP_BACKEND"
+VARIABLE = "GLM5_ASCEND_OP_BACKEND"
 _DEVICE_DEFAULT = {"cpu": "cpu", "cuda": "reference", "npu": "reference"}
 # What ``auto`` asks before the default; these have a function ``refuses``.
 _PREFERRED = {"npu": ("torch_npu",)}
@@ -90,7 +90,7 @@ def select(operator: str, backend: str, tensor: torch.Tensor) -> str:
         BackendUnavailable: the named backend does not exist or cannot run here.
         ArgumentError: backend 'cpu' for a tensor in another device's memory.
     """
-    name = env.read(_VARIABLE) if backend == "auto" else backend
+    name = env.read(VARIABLE) if backend == "auto" else backend
     if name == "auto":
         name = default(tensor.device.type, tensor.dtype)
     row = _look_up(operator, name)
@@ -131,12 +131,12 @@ def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
     Raises:
         BackendUnavailable, ArgumentError: as ``select``.
     """
-    named = os.environ.get(_VARIABLE, "") if backend == "auto" else backend
+    named = os.environ.get(VARIABLE, "") if backend == "auto" else backend
     if named in _COMMON and tensor.device.type == "cpu" and "cpu" not in _PREFERRED:
         return _on_cpu(operator, named or "auto", tensor.dtype)
     name = select(operator, backend, tensor)
     preferred = _PREFERRED.get(tensor.device.type, ())
-    if preferred and backend == "auto" and env.read(_VARIABLE) == "auto":
+    if preferred and backend == "auto" and env.read(VARIABLE) == "auto":
         usable = [other for other in preferred if not _look_up(operator, other).reason]
         if usable:
             return _Choice([_module(operator, each) for each in (*usable, name)])

@@ -107,8 +107,9 @@ class _Shortcut:
         arguments = overload._schema.arguments
         self._positional = [_TYPES[str(a.type)] for a in arguments if not a.kwarg_only]
         self._named = {a.name: _TYPES[str(a.type)] for a in arguments if a.kwarg_only}
-        # Callers repeat few forms a thousand times: one look-up instead of twenty.
-        self._known: dict[tuple[object, ...], bool] = {}
+        # Callers repeat few forms a thousand times: one look-up instead of twenty. The value says
+        # where tensors stand among the arguments; it is empty for a form that does not fit.
+        self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the kernel may be called at once with these arguments."""
@@ -119,14 +120,20 @@ class _Shortcut:
             or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NOTHING
         ):
             return False
-        form = (*map(type, args), *kwargs, *map(type, kwargs.values()))
-        fits = self._known.get(form)
-        if fits is None:
-            fits = self._known[form] = self._fits(args, kwargs)
+        values = (*args, *kwargs.values())
+        form = (*map(type, values), *kwargs)
+        tensors = self._known.get(form)
+        if tensors is None:
+            tensors = self._tensors(values) if self._fits(args, kwargs) else ()
+            self._known[form] = tensors
+        if not tensors or not args[0].is_cpu:
+            return False
         # A negative view holds numbers whose sign is still to be changed.
-        return (
-            fits and bool(args[0].is_cpu) and not any(map(_is_negative, (*args, *kwargs.values())))
-        )
+        return all(not values[i].is_neg() for i in tensors)
+
+    @staticmethod
+    def _tensors(values: tuple[Any, ...]) -> tuple[int, ...]:
+        return tuple(i for i, value in enumerate(values) if type(value) in _TENSORS)
 
     def _fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         named = self._named
@@ -137,8 +144,3 @@ class _Shortcut:
             )
             and all(name in named and type(v) in named[name] for name, v in kwargs.items())
         )
-
-
-def _is_negative(value: Any) -> bool:
-    """Whether it is a view whose numbers still have to change their sign."""
-    return type(value) in _TENSORS and value.is_neg()

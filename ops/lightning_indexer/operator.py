@@ -11,6 +11,7 @@ from glm5_ascend.ops import checks, dispatch, layout
 from glm5_ascend.ops.checks import UNLIMITED
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Layout
+from glm5_ascend.ops.plans import Plans, form_of
 from glm5_ascend.ops.registry import define
 from glm5_ascend.ops.tracing import passes_errors
 
@@ -31,6 +32,7 @@ QUANT_SCHEMA = (
     f"int key_quant_mode, {_COMMON}, int? query_dtype=None, int? key_dtype=None, "
     'bool sorted=False, str backend="auto") -> Tensor'
 )
+PLANS = Plans("plan")
 # The products of one head stay exact in F32 up to this many terms (ops/matmul.py).
 _MOST_QUANT_DIMS = 1023
 
@@ -90,11 +92,18 @@ def _float_kernel(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
+    form = None
+    if query.is_cpu and not return_value:
+        form = form_of(backend, query, key, weights, sorted, *options, *options.values())
+        plan = PLANS.get(form)
+        if plan is not None and (found := plan(query, key, weights, **options)) is not None:
+            return found, query.new_empty(0)
     where = _check(query, key, weights, **options)
     _check_float(query, key, weights)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
-    indices, values = dispatch.load("lightning_indexer", backend, query).forward(
+    module = dispatch.load("lightning_indexer", backend, query)
+    indices, values = module.forward(
         query.flatten(0, -3),
         key.flatten(0, -2),
         weights.flatten(0, -2),
@@ -105,6 +114,7 @@ def _float_kernel(
         sorted=sorted,
         return_value=return_value,
     )
+    PLANS.ask(form, module, query, key, weights, sorted=sorted, **options)
     shape = _result_shape(query, sparse_count)
     if not return_value:
         return indices.view(shape), query.new_empty(0)

@@ -12,25 +12,20 @@ A NaN or an infinity in a key or value of a row's request gives what the formula
 from __future__ import annotations
 
 import ctypes
-import struct
 
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops.entry_points import EntryPoints
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Queries
 from glm5_ascend.ops.native import DTYPES, address, check
 from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED
+from glm5_ascend.ops.sparse_flash_attention.cpu_plan import CALL, KERNELS, plan
+
+__all__ = ["KERNELS", "attend", "forward", "forward_kv_quant", "plan"]
 
 _OUTSIDE = 3  # an error of csrc/call.h beside those of g5.h
-KERNELS = EntryPoints("sparse_flash_attention", {"g5_sparse_flash_attention": "p"})
 _NOTHING = torch.empty(0, dtype=torch.float32)
-
-
-# ``struct Call`` of csrc/call.h field by field: all are int64 or pointers but one, the scale.
-_CALL = struct.Struct("@39qd3q")
-
 
 _Place = tuple[int, int, int, int]  # ``struct Rows``
 
@@ -167,7 +162,7 @@ def _run(
     starts = keys.starts or keys.lengths
     spans = (ctypes.c_int64 * (4 * n))(*requests.starts, *requests.lengths, *keys.lengths, *starts)
     first = ctypes.addressof(spans)
-    call = _CALL.pack(
+    call = CALL.pack(
         *queries[0], *queries[-1], *key[0], *key[-1], *value, len(queries), DTYPES[query.dtype],
         packed_rope, rows, heads, cache_rows, indices.data_ptr(), indices.stride(0),
         indices.shape[1], block, causal, n, first, first + 8 * n, first + 16 * n, first + 24 * n,

@@ -12,6 +12,7 @@ from glm5_ascend.ops.checks import UNLIMITED
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Layout, Queries
 from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED, TILE
+from glm5_ascend.ops.plans import Plans, form_of
 from glm5_ascend.ops.registry import define
 from glm5_ascend.ops.tracing import passes_errors
 
@@ -38,6 +39,8 @@ QUANT_SCHEMA = (
     "int quant_scale_repo_mode=1, int tile_size=128, int rope_head_dim=64, int? key_dtype=None, "
     'int? value_dtype=None, str backend="auto") -> Tensor'
 )
+PLANS = Plans("plan")
+_F32 = torch.float32
 _PER_TILE = 2  # torch_npu's key_quant_mode and value_quant_mode
 
 
@@ -167,6 +170,17 @@ def _float_kernel(
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    form = None
+    if query.is_cpu and value is None and sinks is None and not return_softmax_lse:
+        form = form_of(
+            backend, query, key, sparse_indices, scale_value, query_rope, key_rope, *options,
+            *options.values(),
+        )  # fmt: skip
+        plan = PLANS.get(form)
+        if plan is not None:
+            found = plan(query, key, sparse_indices, query_rope, key_rope, **options)
+            if found is not None:
+                return found, found.new_empty(0, dtype=_F32), found.new_empty(0, dtype=_F32)
     where = _check(query, key, sparse_indices, **options)
     _check_float(query, key, value, query_rope, key_rope, sinks)
     requests, keys = layout.spans(where, query, key)
@@ -186,6 +200,9 @@ def _float_kernel(
         causal=options.get("sparse_mode", 3) == 3,
     )  # fmt: skip
     out = out.view(*query.shape[:-1], v.shape[-1])
+    PLANS.ask(
+        form, module, query, key, sparse_indices, scale_value, query_rope, key_rope, **options
+    )
     if not return_softmax_lse:
         return out, peak.new_empty(0), peak.new_empty(0)
     if where.query == "TND":

@@ -13,7 +13,7 @@ struct RowForm {
 };
 
 // Scratch slots of one thread.
-enum Slot : int { SCORES = 0, PANELS = 1, WORKSPACE = 2, SELECTION = 3, ORDER = 4 };
+enum Slot : int { SCORES = 0, PANELS = 1, WORKSPACE = 2, SELECTION = 3, ORDER = 4, REQUESTS = 5 };
 
 // Positions of the `count` best of scores[0 .. visible) into row, scores into values if that is not
 // null. With no more than `count` keys all are taken, and scores may be null if nothing needs them.
