@@ -10,7 +10,7 @@ from pathlib import Path
 from glm5_ascend.deploy.catalogue import hardware
 from glm5_ascend.deploy.layout import Group
 from glm5_ascend.errors import Glm5Error, brief
-from glm5_ascend.files import open_regular
+from glm5_ascend.files import make_folder, open_regular
 
 SCHEMA = 1
 ROLES = ("mixed", "prefill", "decode")
@@ -124,8 +124,9 @@ class Plan:
         return str(yaml.safe_dump(self.as_dict(), sort_keys=False, width=100))
 
     def dump(self, path: Path) -> None:
-        """Write the plan as YAML, whole or not at all; it is checked first."""
+        """Write the plan as YAML, whole or not at all; it is checked first, folders are made."""
         text = self.check(str(path)).text()
+        make_folder(path)
         if path.exists() and not path.is_file():  # a pipe or a device
             path.write_text(text, encoding="utf-8")
             return

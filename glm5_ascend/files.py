@@ -54,15 +54,31 @@ def decode(raw: bytes, name: str, most: int, hint: str) -> str:
 
 
 def refuse_unwritable(*paths: Path) -> None:
-    """Raise ``OSError`` for an output that cannot be opened, before any work; changes none."""
+    """Raise ``OSError`` for an output that cannot be opened, before any work; changes none.
+
+    Folders that are missing are no hindrance: :func:`make_folder` makes them when it is written.
+    """
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():
             continue  # A pipe or a device: opening it could wait, or be seen.
         absent = not path.exists()
-        with open(path, "ab"):
-            pass
-        if absent:
-            path.unlink()
+        made: list[Path] = []
+        try:
+            for folder in reversed([f for f in path.parents if not f.exists()]):
+                folder.mkdir()
+                made.append(folder)
+            with open(path, "ab"):
+                pass
+            if absent:
+                path.unlink()
+        finally:
+            for folder in reversed(made):
+                folder.rmdir()
+
+
+def make_folder(output: Path) -> None:
+    """Make the folders above an output that are missing, as every option for an output does."""
+    output.parent.mkdir(parents=True, exist_ok=True)
 
 
 def file_size(path: Path) -> int:

@@ -20,7 +20,7 @@ from glm5_ascend.deploy.check.patch import patched, write_with_backup
 from glm5_ascend.deploy.check.sarif import sarif
 from glm5_ascend.deploy.check.sites import Site, process_site, read_sites
 from glm5_ascend.errors import ExitCode, Glm5Error
-from glm5_ascend.files import decode, read_text, refuse_unwritable
+from glm5_ascend.files import decode, make_folder, read_text, refuse_unwritable
 
 SCHEMA = 1
 _MANY_DIES = 16
@@ -205,4 +205,5 @@ def _details(finding: Finding, place: str) -> list[tuple[str, str]]:
 def write_sarif(report: Report, target: Path) -> None:
     """Write the findings as SARIF."""
     text = json.dumps(sarif(report.findings), indent=2, ensure_ascii=False) + "\n"
+    make_folder(target)
     target.write_text(text, encoding="utf-8")

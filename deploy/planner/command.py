@@ -21,7 +21,7 @@ from glm5_ascend.deploy.planner.search import Point, Search, search
 from glm5_ascend.deploy.planner.targets import REFERENCE_DRAFTS, Targets
 from glm5_ascend.engine_releases import find_release
 from glm5_ascend.errors import ExitCode, Glm5Error
-from glm5_ascend.files import refuse_unwritable
+from glm5_ascend.files import make_folder, refuse_unwritable
 
 SCHEMA = 1
 _DRAFTS = (0, 1, 2, 3, 5)
@@ -236,6 +236,7 @@ def plan(options: PlanOptions) -> Planned:
     if options.chart is not None:
         title = f"{targets.model.title} {targets.quant} on {targets.hardware}"
         page = chart.html(found.points, targets, title)
+        make_folder(options.chart)
         options.chart.write_text(page, encoding="utf-8")
     return Planned(targets, found, near, chosen, time.perf_counter() - started)
 

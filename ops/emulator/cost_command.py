@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.files import make_folder, refuse_unwritable
 from glm5_ascend.ops.emulator.cost_case import CostError, described, module, parse_shape
 from glm5_ascend.ops.emulator.model import LIMIT, Estimate, estimate
 from glm5_ascend.ops.emulator.rates import CHIPS, LAUNCH_HEAD, START_UPS, Chip, Sourced
@@ -124,12 +125,13 @@ def cost(
         BackendUnavailable: the operator has no kernel, or there is no compiler.
     """
     sizes = parse_shape(operator, shape)
-    if timeline is not None and not timeline.parent.is_dir():
-        raise CostError(f"{timeline.parent} is no directory", "create it, or name another file")
+    if timeline is not None:
+        refuse_unwritable(timeline)
     found, recorder = estimate(operator, sizes, CHIPS[chip], limit)
     if timeline is not None:
         picture = _picture(operator, chip, found, recorder)
         try:
+            make_folder(timeline)
             timeline.write_text(picture, encoding="utf-8")
         except OSError as error:
             raise CostError(

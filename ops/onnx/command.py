@@ -14,7 +14,7 @@ from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes
 from glm5_ascend.errors import Glm5Error
-from glm5_ascend.files import present
+from glm5_ascend.files import make_folder, present, refuse_unwritable
 from glm5_ascend.ops.lightning_indexer import onnx_graph as lightning_indexer
 from glm5_ascend.ops.mlapo import onnx_graph as mlapo
 from glm5_ascend.ops.onnx.functions import with_functions
@@ -107,6 +107,7 @@ def _operator(options: ExportOptions, sizes: Sizes) -> str:
 
 def _write(graph: onnx.GraphProto, weights: Sequence[Weight], output: Path) -> Summary:
     model = with_functions(graph)
+    make_folder(output)
     nbytes = save(model, weights, output)
     beside = data_file(output)
     external = any(tensor.external_data for tensor in model.graph.initializer)
@@ -131,6 +132,12 @@ def _check_output(options: ExportOptions) -> None:
                 f"{file} exists already",
                 "choose another name, or replace the file with --overwrite",
             )
+    try:
+        refuse_unwritable(options.output)
+    except OSError as error:
+        raise Glm5Error(
+            f"cannot write {options.output}: {error.strerror}", "name a file in a folder of yours"
+        ) from error
 
 
 def _check_layer(config: Glm5Config, layer: int, model: Path) -> None:

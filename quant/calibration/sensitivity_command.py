@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint import (
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import format_bytes, progress
 from glm5_ascend.errors import ConfigError, Glm5Error
-from glm5_ascend.files import present
+from glm5_ascend.files import make_folder, present
 from glm5_ascend.quant import recipe_file
 from glm5_ascend.quant.calibration.corpus import make_corpus
 from glm5_ascend.quant.calibration.proposal import (
@@ -143,8 +143,9 @@ def _check_output(file: Path | None) -> None:
         return
     if present(file):
         raise Glm5Error(f"{file} exists", "give another file to --out")
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise Glm5Error(f"cannot write into {file.parent}", "name a file in a folder of yours")
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise Glm5Error(f"cannot write into {folder}", "name a file in a folder of yours")
 
 
 def run(options: SensitivityOptions) -> Result:
@@ -180,6 +181,7 @@ def run(options: SensitivityOptions) -> Result:
     text = recipe_text(base, upgrades, _ruled(config, base, modules))
     recipe_file.parse(text, "proposal", "the proposed recipe")
     if options.out is not None:
+        make_folder(options.out)
         write_text(options.out, text)
     return Result(rows, upgrades, options.budget, text, options.out)
 

@@ -10,7 +10,7 @@ from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.console import progress
 from glm5_ascend.errors import CheckpointError, Glm5Error
-from glm5_ascend.files import open_regular, present
+from glm5_ascend.files import make_folder, open_regular, present, refuse_unwritable
 from glm5_ascend.inspection import PARTS, part_of
 from glm5_ascend.quant.evaluation.html import as_html
 from glm5_ascend.quant.evaluation.layerwise import compare, total_bytes
@@ -102,9 +102,7 @@ def _check_output(options: EvalOptions) -> None:
     if present(file) and not _is_report(file):
         raise Glm5Error(f"{file} exists and is no HTML file", "name another file")
     with refusals(f"write {file}", "name a file in a folder of yours"):
-        draft = _draft(file)
-        draft.touch()
-        draft.unlink()
+        refuse_unwritable(_draft(file))
 
 
 def _is_report(file: Path) -> bool:
@@ -118,6 +116,7 @@ def _is_report(file: Path) -> bool:
 def _write(file: Path, text: str) -> None:
     """All or nothing: a browser never sees half a report."""
     with refusals(f"write {file}", "name a file in a folder of yours"):
+        make_folder(file)
         draft = _draft(file)
         draft.write_text(text, encoding="utf-8")
         draft.replace(file)

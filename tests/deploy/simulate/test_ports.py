@@ -36,10 +36,12 @@ def test_neighbours_share_no_port() -> None:
 
 def test_an_engines_port_is_no_endpoint_of_another() -> None:
     port = three_ports()
-    with reserved(port, 2) as (engine, _):
-        with pytest.raises(PreflightError, match=f"port {engine} belongs to another simulation"):
-            with reserved(engine, 1):
-                pass
+    with (
+        reserved(port, 2) as (engine, _),
+        pytest.raises(PreflightError, match=f"port {engine} belongs to another simulation"),
+        reserved(engine, 1),
+    ):
+        pass
     with reserved(port + 100, 1), reserved(port, 2) as ports:
         assert port + 100 not in ports
 
@@ -50,10 +52,12 @@ def test_ports_in_use_are_passed_over() -> None:
         assert port + 100 not in ports
         assert len(set(ports)) == 2
     taken = free_port()
-    with socket.create_server(("127.0.0.1", taken)):
-        with pytest.raises(PreflightError, match=f"port {taken} on 127.0.0.1 is in use"):
-            with reserved(taken, 1):
-                pass
+    with (
+        socket.create_server(("127.0.0.1", taken)),
+        pytest.raises(PreflightError, match=f"port {taken} on 127.0.0.1 is in use"),
+        reserved(taken, 1),
+    ):
+        pass
 
 
 def test_a_reservation_ends_with_its_process_however_it_ends() -> None:
@@ -75,6 +79,6 @@ def test_a_reservation_ends_with_its_process_however_it_ends() -> None:
 
 
 def test_no_ports_left() -> None:
-    with pytest.raises(PreflightError, match="no 2 ports from 65535 on are free"):
-        with reserved(65_435, 2):
-            pass
+    match = "no 2 ports from 65535 on are free"
+    with pytest.raises(PreflightError, match=match), reserved(65_435, 2):
+        pass

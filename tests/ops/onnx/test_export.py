@@ -190,8 +190,10 @@ def test_output_that_is_no_onnx_file(tmp_path: Path) -> None:
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place in ("absent/x.onnx", "file/x.onnx"):
+    for place in ("file/absent/x.onnx", "file/x.onnx"):
         refused(ExitCode.INPUT, "cannot write", "mlapo", "-o", tmp_path / place)
+    assert export("mlapo", "-o", tmp_path / "absent" / "x.onnx").exit_code == 0
+    assert (tmp_path / "absent" / "x.onnx").is_file()
 
 
 @pytest.mark.parametrize("package", ["onnx", "torch"])

@@ -137,7 +137,7 @@ def test_another_model_and_missing_files(source: Path, w4a8: Path, tmp_path: Pat
     assert (done.exit_code, "rope_theta" in done.stderr) == (1, True)
     assert evaluate(w4a8, "--against", source, "--text", tmp_path / "none").exit_code == 1
     assert evaluate(tmp_path / "none", "--against", source).exit_code == 1
-    nowhere = evaluate(w4a8, "--against", source, "--html", tmp_path / "no" / "r.html")
+    nowhere = evaluate(w4a8, "--against", source, "--html", w4a8 / "config.json" / "r.html")
     assert (nowhere.exit_code, "cannot write" in nowhere.stderr) == (1, True)
     assert evaluate(w4a8).exit_code == 2
 

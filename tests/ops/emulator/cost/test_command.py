@@ -191,7 +191,7 @@ def test_the_picture_is_one_well_formed_file(tmp_path: Path) -> None:
             "'z=1' is no size of reader\nhint: its sizes are t: write t=8",
         ),
         (("reader", "--shape", "t"), "'t' is no size of reader"),
-        (("reader", "--timeline", "/no/such/folder/x.svg"), "/no/such/folder is no directory"),
+        (("reader", "--timeline", "/proc/none/x.svg"), "cannot use /proc/none"),
         (("reader", "--shape", "t=1000", "--limit", "1"), "no smaller shape is like it"),
         (("reader", "--shape", "t=8", "--limit", "1.6"), "the smallest shape of its kind"),
     ],
