@@ -111,15 +111,29 @@ def values(context: Context) -> Iterator[Condition]:
             continue
         if not option.values:
             yield Condition("flag-value-missing", option.name, option.spelled)
-        elif kind == "whole" and not _is_whole(option.values[0]):
+        elif not _is_of_kind(option.values[0], kind):
             yield Condition("number-invalid", option.name, f"{option.name} {option.values[0]}")
-        elif option.name in SIZES and whole_number(option.values[0]) == 0:
+        elif option.name in SIZES and is_below_one(option.name, option.values[0]):
             yield Condition("size-zero", option.name, f"{option.name} {option.values[0]}")
         yield from _choice(option, context)
 
 
-def _is_whole(text: str) -> bool:
-    return whole_number(text.removeprefix("-")) is not None or text in _NO_NUMBER
+def _is_of_kind(text: str, kind: str) -> bool:
+    if kind == "number" and text not in _NO_NUMBER:
+        try:
+            return float(text) == float(text)  # "nan" is within no bounds
+        except ValueError:
+            return False
+    if kind == "whole":
+        return whole_number(text.removeprefix("-")) is not None or text in _NO_NUMBER
+    return True
+
+
+def is_below_one(name: str, text: str) -> bool:
+    """Whether a size of :data:`SIZES` is zero or negative."""
+    if (name, text) == ("--max-model-len", "-1"):
+        return False  # the length that fits
+    return text.startswith("-") or whole_number(text) == 0
 
 
 def _choice(option: Option, context: Context) -> Iterator[Condition]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from glm5_ascend.deploy.check.checks_flags import SIZES
+from glm5_ascend.deploy.check.checks_flags import SIZES, is_below_one
 from glm5_ascend.deploy.check.command_line import Option
 from glm5_ascend.deploy.check.context import Context
 from glm5_ascend.deploy.check.rule import Condition, check
@@ -23,7 +23,7 @@ def memory(context: Context) -> Iterator[Condition]:
     if where is None or context.has_open_sizes:
         return
     command = context.command
-    if any(command.whole(name, 1) == 0 for name in SIZES):
+    if any(is_below_one(name, command.text(name, "1")) for name in SIZES):
         return  # size-zero says it
     # A template leaves its sizes open; the memory model wants numbers.
     sizes = {name: str(context.size(name)) for name in _OPEN if command.given(name)}

@@ -11,6 +11,7 @@ from glm5_ascend.deploy.check import (  # noqa: F401  (each registers its checks
     checks_keys,
     checks_memory,
     checks_network,
+    checks_numbers,
     checks_parallel,
     checks_place,
     checks_ranks,

@@ -7,10 +7,16 @@ import re
 from collections.abc import Iterator
 
 from tools.catalogue.archives import Trees
+from tools.catalogue.limits import limits
 from tools.catalogue.vllm_flags import connectors, table_keys
 
 CONFIG = "vllm_ascend/ascend_config.py"
 _PASSED_OVER = "_NON_USER_INPUT_KEYS"
+# Built outside of the configuration's own class.
+_NESTED = (
+    ("scheduler_config", "SchedulerConfig"),
+    ("sparse_kv_offload_config", "SparseKVOffloadConfig"),
+)
 Keys = dict[str, list[str]]
 
 
@@ -52,6 +58,29 @@ def read_keys(trees: Trees) -> Keys:
     return keys
 
 
+def read_limits(trees: Trees) -> list[str]:
+    """Kind and bounds of the numbers and switches, by dotted key: ``a.b whole >= 0``."""
+    classes = {n.name: n for n in ast.walk(trees[CONFIG]) if isinstance(n, ast.ClassDef)}
+    if not is_strict(trees):
+        own = limits(classes["EplbConfig"]) if "EplbConfig" in classes else {}
+        return sorted(f"eplb_config.{name} {words}" for name, words in own.items())
+    found = dict(_limits_below("AscendConfig", classes, ""))
+    for name, of in _NESTED:
+        if of in classes:
+            found |= dict(_limits_below(of, classes, f"{name}."))
+    return sorted(f"{name} {words}" for name, words in found.items())
+
+
+def _limits_below(
+    annotation: str, classes: dict[str, ast.ClassDef], prefix: str
+) -> Iterator[tuple[str, str]]:
+    for word in re.findall(r"\w+", annotation):
+        if word in classes:
+            yield from ((f"{prefix}{name}", text) for name, text in limits(classes[word]).items())
+            for name, kind in _fields(classes[word]):
+                yield from _limits_below(kind, classes, f"{prefix}{name}.")
+
+
 def _typed_keys(tree: ast.Module, classes: dict[str, ast.ClassDef]) -> Keys:
     keys = {name: _below(kind, classes) for name, kind in _fields(classes["AscendConfig"])}
     for node in ast.walk(tree):
@@ -60,10 +89,7 @@ def _typed_keys(tree: ast.Module, classes: dict[str, ast.ClassDef]) -> Keys:
             for name in ast.literal_eval(node.value):  # type: ignore[attr-defined]
                 if not name.startswith("_"):
                     keys.setdefault(name, [])
-    for name, of in (
-        ("scheduler_config", "SchedulerConfig"),
-        ("sparse_kv_offload_config", "SparseKVOffloadConfig"),
-    ):
+    for name, of in _NESTED:
         if of in classes:
             keys[name] = _below(of, classes)
     for name in keys.get("scheduler_config", []):

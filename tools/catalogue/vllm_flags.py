@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tools.catalogue.archives import Trees
+from tools.catalogue.limits import limits
 
 SWITCH, JSON, TEXT, LIST, WHOLE, NUMBER = "switch", "json", "text", "list", "whole", "number"
 _JSON_ALTHOUGH = ("--allowed-origins", "--allowed-methods", "--allowed-headers", "--hf-overrides")
@@ -27,12 +28,13 @@ _TABLES = {
 
 @dataclass
 class Flags:
-    """Kinds by long name, choices of some, keys of some in JSON, and short forms."""
+    """Kinds by long name, choices of some, keys of some in JSON, bounds, and short forms."""
 
     kinds: dict[str, str] = field(default_factory=dict)
     choices: dict[str, list[str]] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
     short: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, list[str]] = field(default_factory=dict)
 
 
 def read_flags(trees: Trees) -> Flags:
@@ -57,7 +59,41 @@ def read_flags(trees: Trees) -> Flags:
         flags.choices[flag] = sorted(table_keys(trees[path], table))
     for flag, name in _CLASSES.items():
         flags.keys[flag] = sorted({n for tree in trees.values() for n, _ in _fields(tree, name)})
+    flags.limits = _limits(trees, flags.kinds)
     return flags
+
+
+def _limits(trees: Trees, kinds: dict[str, str]) -> dict[str, list[str]]:
+    """Bounds of flags, and kind and bounds of the numbers in JSON flags: ``name whole > 0``."""
+    known: dict[str, dict[str, str]] = {}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                known.setdefault(node.name, {}).update(limits(node))
+    found: dict[str, list[str]] = {}
+    engine = trees["vllm/engine/arg_utils.py"]
+    classes = dict(_keyword_tables(engine))
+    for call in _calls(engine, "add_argument"):
+        flag = next((ast.literal_eval(a) for a in call.args if isinstance(a, ast.Constant)), "")
+        splat = next((k.value for k in call.keywords if k.arg is None), None)
+        own, owners = flag[2:].replace("-", "_"), list(dict.fromkeys(classes.values()))
+        if isinstance(splat, ast.Subscript) and isinstance(splat.slice, ast.Constant):
+            own, owners = str(splat.slice.value), [classes.get(ast.unparse(splat.value), "")]
+        words = [known[name][own] for name in owners if own in known.get(name, {})]
+        kind, _, bounds = words[0].partition(" ") if len(words) == 1 else ("", "", "")
+        if bounds and kinds.get(flag) == kind:
+            found[flag] = [f"{kind} {bounds}"]
+    for flag, name in _CLASSES.items():
+        found[flag] = [f"{key} {words}" for key, words in sorted(known.get(name, {}).items())]
+    return dict(sorted(found.items()))
+
+
+def _keyword_tables(engine: ast.Module) -> Iterator[tuple[str, str]]:
+    """Variables that hold the keywords of a class's flags, each with the class."""
+    for node in ast.walk(engine):
+        is_one = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if is_one and ast.unparse(node.value.func) == "get_kwargs":  # type: ignore[attr-defined]
+            yield ast.unparse(node.targets[0]), ast.unparse(node.value.args[0])  # type: ignore[attr-defined]
 
 
 def read_connectors(trees: Trees) -> list[str]:

@@ -31,6 +31,8 @@ class Release:
         flags: long name and kind: ``switch``, ``json``, ``text``, ``list``, ``whole``, ``number``.
         choices: accepted words of some flags.
         keys: keys of some JSON flags.
+        limits: of a flag, or of keys of a JSON flag (``key`` dotted in front), kind and bounds of
+            what it takes: ``whole > 0``; kinds are those of :mod:`tools.catalogue.limits`.
         short: long name of short flags.
         connectors: names of KV connectors.
         variables: names that vLLM or vllm-ascend read from the environment.
@@ -47,6 +49,7 @@ class Release:
     flags: Mapping[str, str]
     choices: Mapping[str, tuple[str, ...]]
     keys: Mapping[str, tuple[str, ...]]
+    limits: Mapping[str, tuple[str, ...]]
     short: Mapping[str, str]
     connectors: frozenset[str]
     variables: frozenset[str]
@@ -93,6 +96,7 @@ def _load(found: engine_releases.Release) -> Release:
         flags={name: kind for kind, names in base["flags"].items() for name in names},
         choices=_tuples(base["choices"]),
         keys=_tuples(base["keys"]),
+        limits=_tuples(base["limits"] | own["limits"]),
         short=base["short"],
         connectors=frozenset(own["connectors"]) | frozenset(base["connectors"]),
         variables=frozenset(own["variables"]["vllm_ascend"]) | {*base["variables"]["vllm"]},

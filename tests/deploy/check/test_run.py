@@ -260,7 +260,7 @@ def test_a_link_stays_and_its_file_is_repaired(script: Path, tmp_path: Path) -> 
 def test_nothing_is_repaired_where_the_findings_cannot_be_written(
     script: Path, tmp_path: Path
 ) -> None:
-    result = run(str(script), "--in-place", "--sarif", str(tmp_path / "absent" / "x.sarif"))
+    result = run(str(script), "--in-place", "--sarif", str(script / "x.sarif"))
     assert result.exit_code == 1
     assert "error: cannot use" in result.stderr
     assert script.read_text() == BAD
