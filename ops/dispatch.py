@@ -132,7 +132,7 @@ def load(operator: str, backend: str, tensor: torch.Tensor) -> ModuleType:
         BackendUnavailable, ArgumentError: as ``select``.
     """
     named = os.environ.get(VARIABLE, "") if backend == "auto" else backend
-    if named in _COMMON and tensor.device.type == "cpu" and "cpu" not in _PREFERRED:
+    if named in _COMMON and tensor.is_cpu and "cpu" not in _PREFERRED:
         return _on_cpu(operator, named or "auto", tensor.dtype)
     name = select(operator, backend, tensor)
     preferred = _PREFERRED.get(tensor.device.type, ())

@@ -5,21 +5,27 @@ Same bits as the reference, but for those of NaN; of two rows for one slot the l
 
 from __future__ import annotations
 
+import struct
+
 import torch
 from torch import Tensor
 
 from glm5_ascend.ops.entry_points import EntryPoints
 from glm5_ascend.ops.native import DTYPES, check
+from glm5_ascend.ops.native.paged import REFUSED
 from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED
+from glm5_ascend.ops.plans import Plan
 
 KERNELS = EntryPoints(
     "paged_cache",
     {
         "g5_write_rows": "pnpnnpin",
+        "g5_write_checked_rows": "pppp",
         "g5_write_kv_rows": "pnipnpnpin",
         "g5_read_kv_rows": "pnpinpp",
     },
 )
+_WRITING = struct.Struct("@6q")  # of csrc/paged_cache.cpp
 # The functions use one thread, so none of them counts as large.
 _WORK = 0
 
@@ -40,6 +46,27 @@ def forward(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
         len(rows),
     )
     check(code, "write_paged_rows")
+
+
+def plan(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> Plan | None:
+    """Takes the same of this form, where no copy is needed; False for a slot outside the cache."""
+    if rows.dtype != cache.dtype or not slot_mapping.is_contiguous() or not cache.numel():
+        return None
+    size = rows.element_size()
+    constant = _WRITING.pack(
+        _cache(cache)[1], rows.stride(0) * size, rows.shape[1] * size, _slots(slot_mapping)[1],
+        len(rows), cache.shape[0] * cache.shape[1],
+    )  # fmt: skip
+
+    def run(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> bool:
+        code = KERNELS.get("g5_write_checked_rows", _WORK)(
+            cache.data_ptr(), rows.data_ptr(), slot_mapping.data_ptr(), constant
+        )
+        if code and code != REFUSED:
+            check(code, "write_paged_rows")
+        return not code
+
+    return run
 
 
 def write_kv_rows(cache: Tensor, latent: Tensor, key_rope: Tensor, slot_mapping: Tensor) -> None:

@@ -8,9 +8,11 @@ from torch import Tensor
 from glm5_ascend.ops import checks, dispatch
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.paged_cache.rows import LATENT, PACKED, ROTATED
+from glm5_ascend.ops.plans import Plans, form_of
 from glm5_ascend.ops.registry import define
 from glm5_ascend.ops.tracing import passes_errors
 
+PLANS = Plans("plan")
 _GROUP = "paged_cache"
 _BYTES = (torch.int8, torch.uint8)
 WRITE_SCHEMA = (
@@ -86,9 +88,14 @@ def _check_write_kv(cache: Tensor, latent: Tensor, key_rope: Tensor, slots: Tens
 
 
 def _write(cache: Tensor, rows: Tensor, slot_mapping: Tensor, *, backend: str = "auto") -> None:
+    form = form_of(backend, cache, rows, slot_mapping) if cache.is_cpu else None
+    if form is not None and (plan := PLANS.get(form)) and plan(cache, rows, slot_mapping):
+        return
     _check_write(cache, rows, slot_mapping)
     _check_values(cache, slot_mapping)
-    dispatch.load(_GROUP, backend, cache).forward(cache, rows, slot_mapping)
+    module = dispatch.load(_GROUP, backend, cache)
+    module.forward(cache, rows, slot_mapping)
+    PLANS.ask(form, module, cache, rows, slot_mapping)
 
 
 def _write_fake(

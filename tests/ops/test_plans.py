@@ -14,6 +14,7 @@ from glm5_ascend import ops
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.lightning_indexer import cpu as indexer
 from glm5_ascend.ops.lightning_indexer.operator import PLANS as INDEXER
+from glm5_ascend.ops.paged_cache.operator import PLANS as CACHE
 from glm5_ascend.ops.plans import Plans, form_of
 from glm5_ascend.ops.sparse_flash_attention import cpu as attention
 from glm5_ascend.ops.sparse_flash_attention.operator import PLANS as ATTENTION
@@ -21,7 +22,11 @@ from tests.ops import contract_calls
 from tests.ops.contract_calls import BAD, OPERATORS, Bad
 from tests.support.compare import assert_identical
 
-PLANNED = {"lightning_indexer": INDEXER, "sparse_flash_attention": ATTENTION}
+PLANNED = {
+    "lightning_indexer": INDEXER,
+    "sparse_flash_attention": ATTENTION,
+    "write_paged_rows": CACHE,
+}
 LENGTHS = {"lightning_indexer": "key", "sparse_flash_attention": "kv"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     o.name: o.function for o in OPERATORS if o.name in PLANNED
@@ -50,11 +55,14 @@ def planned(name: str, arguments: dict[str, Any]) -> list[Any]:
 def test_a_known_form_does_not_hide_a_bad_argument(bad: Bad) -> None:
     arguments = valid(bad.operator)
     assert len(planned(bad.operator, arguments)) == 1
+    before = arguments["cache"].clone() if "cache" in arguments else None
     with pytest.raises(ArgumentError, match=bad.message):
         FUNCTIONS[bad.operator](**arguments | bad.change(arguments))
+    if before is not None:
+        assert_identical(arguments["cache"], before)
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_plans_compute_what_the_ordinary_way_does(name: str) -> None:
     """With lengths, tables and indices that change, of both widths and with rows of no request."""
     arguments = valid(name)
@@ -77,7 +85,7 @@ def test_plans_compute_what_the_ordinary_way_does(name: str) -> None:
     assert plan
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_entries_of_the_table_that_are_not_used_may_be_anything(name: str) -> None:
     arguments = valid(name)
     wanted = FUNCTIONS[name](**arguments)[0]
@@ -85,7 +93,7 @@ def test_entries_of_the_table_that_are_not_used_may_be_anything(name: str) -> No
     assert_identical(FUNCTIONS[name](**arguments)[0], wanted)
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_what_a_plan_cannot_do_takes_the_ordinary_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +107,20 @@ def test_what_a_plan_cannot_do_takes_the_ordinary_way(
     module = {"lightning_indexer": indexer, "sparse_flash_attention": attention}[name]
     monkeypatch.setattr(module.KERNELS, "get", None)  # a plan would fail
     FUNCTIONS[name](**arguments)
+
+
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64])
+@pytest.mark.parametrize("columns", [slice(None), slice(3, 8)])
+def test_rows_are_written_where_their_slots_say(wide: torch.dtype, columns: slice) -> None:
+    cache = torch.zeros(4, 16, 11)[..., columns]
+    wanted = torch.zeros(64, cache.shape[2])
+    for slots in ([5, -1, 63], [62, 0, 5], [-1, -1, -1]):
+        rows = torch.randn(3, cache.shape[2])
+        ops.write_paged_rows(cache, rows, torch.tensor(slots, dtype=wide))
+        for slot, row in zip(slots, rows, strict=True):
+            if slot >= 0:
+                wanted[slot] = row
+        assert_identical(cache.reshape(64, -1), wanted)
 
 
 def doubled(name: str) -> dict[str, Tensor]:

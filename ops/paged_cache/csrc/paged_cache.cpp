@@ -1,6 +1,7 @@
 // Rows of a paged cache: plain copies, and packed rows of int8 codes, BF16 and F32 scales.
 //
 // One thread: rows are bound by memory, and so the last of two rows for one slot stays.
+#include "g5_paged.h"
 #include "g5_vec.h"
 
 namespace g5 {
@@ -83,6 +84,20 @@ G5_EXPORT int g5_write_rows(char* cache, int64_t cache_row, const char* rows, in
     if (slots[t] >= 0) std::memcpy(cache + slots[t] * cache_row, rows + t * row, size_t(row_bytes));
   }
   return g5::OK;
+}
+
+// The same for slots that it checks itself: -1 or below `total`, else nothing is written. Filled in
+// by cpu.py; every field has eight bytes.
+struct Writing {
+  int64_t cache_row, row, row_bytes, wide, tokens, total;
+};
+G5_EXPORT int g5_write_checked_rows(char* cache, const char* rows, const void* slot_mapping,
+                                    const Writing* w) {
+  const g5::Slots slots{slot_mapping, w->wide != 0};
+  for (int64_t t = 0; t < w->tokens; t++)
+    if (slots[t] < -1 || slots[t] >= w->total) return g5::REFUSED;
+  return g5_write_rows(cache, w->cache_row, rows, w->row, w->row_bytes, slot_mapping, w->wide != 0,
+                       w->tokens);
 }
 
 // latent [tokens][512] of `dtype`, rope BF16 [tokens][64].
