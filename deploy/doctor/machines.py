@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from glm5_ascend.deploy.addresses import is_ipv6
 from glm5_ascend.errors import Glm5Error, brief
 from glm5_ascend.files import read_text
 
@@ -17,9 +18,8 @@ LOCAL = "this machine"
 _SECONDS = 180
 _MOST_BYTES = 1 << 20
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
-_HOST = re.compile(
-    r"(?:[A-Za-z_][\w.-]*@)?[A-Za-z0-9][\w.-]*|(?:[A-Za-z_][\w.-]*@)?\[?[0-9a-fA-F:]+\]?"
-)
+_ZONE = re.compile(r"[^%]*(%[\w.-]+)?")
+_USER, _HOST = re.compile(r"(?:[A-Za-z_][\w.-]*@)?"), re.compile(r"[A-Za-z0-9][\w.-]*")
 
 Ask = Callable[[str, str], str]  # host and script to what it printed
 
@@ -74,14 +74,24 @@ def parse_nodes(text: str) -> list[str]:
     else:
         words = [word.strip() for word in text.split(",")]
     hosts = [word for word in words if word]
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise Glm5Error(f"{brief(host)} is no host", "write user@host, several with commas")
+    hosts = [_host(word) for word in hosts]
     if not hosts:
         raise Glm5Error("there are no hosts in --nodes", "write user@host, several with commas")
     user = hosts[0].rpartition("@")[0]
     named = [h if "@" in h or not user or h == LOCAL else f"{user}@{h}" for h in hosts]
     return list(dict.fromkeys(named))
+
+
+def _host(word: str) -> str:
+    """A word as ssh takes it: an IPv6 address without brackets."""
+    user, at, host = word.rpartition("@")
+    if _USER.fullmatch(f"{user}{at}"):
+        address = host.removeprefix("[").removesuffix("]")
+        if is_ipv6(host) and _ZONE.fullmatch(address):
+            return f"{user}{at}{address}"
+        if _HOST.fullmatch(host):
+            return word
+    raise Glm5Error(f"{brief(word)} is no host", "write user@host, several with commas")
 
 
 def ask_shell(host: str, script: str) -> str:

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend.deploy.addresses import is_ipv6
 from glm5_ascend.deploy.catalogue.releases import release
 from glm5_ascend.deploy.endpoint.site import BYTES_PER_TOKEN, Site, predicted
 from glm5_ascend.deploy.plan_file import PlanError
+from glm5_ascend.errors import brief
 
 _TEMPLATE = Path(__file__).with_name("nginx.conf.in")
 _PATH = re.compile(r"/[A-Za-z0-9._/+@-]*[A-Za-z0-9._+@-]")
@@ -89,6 +91,8 @@ def _check(gate: Gate) -> None:
                 f"{option} {path!r} is no plain absolute path",
                 "use letters, digits and . _ - + @ between the slashes",
             )
+    if is_ipv6(gate.domain):
+        raise PlanError(f"--domain {brief(gate.domain)} is an IPv6 address", "give the host name")
     if gate.domain and not _DOMAIN.fullmatch(gate.domain):
         raise PlanError(f"--domain {gate.domain!r} is no host name", "glm.example.org")
     if gate.listen > 65_535:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from glm5_ascend.deploy.addresses import IPV6_HINT, is_ipv6
 from glm5_ascend.deploy.catalogue.models import model
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.render.mounts import checkpoint_path
@@ -27,7 +28,6 @@ VARIABLE = re.compile(
 # 100 ports above: the proxy has the public one.
 BEHIND_PROXY = 100
 _ADDRESS_HINT = "give the IPv4 address of the interface itself, as HCCL wants it"
-IPV6_HINT = "plans are rendered for IPv4 only: give the IPv4 address of the same interface"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +138,6 @@ def place_of(
             "leave --external-dp out: the engine balances its ranks itself",
         )
     return Place(path, addresses, nic or "", port, served, script, external_dp)
-
-
-def is_ipv6(text: str) -> bool:
-    """Whether a text is an IPv6 address, in brackets or not, with a zone or not."""
-    try:
-        ipaddress.IPv6Address(text.strip().removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 def refuse_variable(what: str, text: str) -> None:
