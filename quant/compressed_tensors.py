@@ -1,6 +1,11 @@
-"""The same weights for vLLM on NVIDIA and CPUs: compressed-tensors, int8 activations per token.
+"""The same weights for vLLM on NVIDIA GPUs: compressed-tensors.
 
-Codes are int8, one per weight also for int4 (the format's ``int-quantized``), scales F32 [out, 1].
+int8 modules are the format's ``int-quantized`` with int8 activations per token. int4 modules are
+its ``pack-quantized`` without a word about activations: vLLM has experts for int4 weights and int8
+activations on Arm CPUs only and refuses to build them on a GPU, whereas Marlin takes these and
+quantises their inputs per token where ``VLLM_MARLIN_INPUT_DTYPE=int8`` is set. Scales are F32
+[out, 1]; vLLM rounds those of int4 to its own dtype.
+
 That engine has no ``rot.weight``, so the residual stream stays unrotated where an MTP layer reads
 it; the rotations inside of attention are undone by the weights next to them and remain.
 """
@@ -11,6 +16,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+import torch
+from torch import Tensor
+
 from glm5_ascend.checkpoint import TensorSpec
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
@@ -19,7 +27,8 @@ from glm5_ascend.quant.recipe_rules import Recipe
 from glm5_ascend.quant.scheme import Scheme
 
 NAME = "compressed-tensors"
-_BITS = {Scheme.W8A8_DYNAMIC: 8, Scheme.W4A8_DYNAMIC: 4}
+_BYTES, _PACKED = "int-quantized", "pack-quantized"
+_CODES_PER_WORD = 8
 _NUMBERS = re.compile(r"\.(\d+)(?=\.)")
 _INNER_NORMS = (".q_a_layernorm.weight", ".kv_a_layernorm.weight")
 
@@ -63,12 +72,47 @@ def is_inner_norm(name: str) -> bool:
     return name.endswith(_INNER_NORMS)
 
 
-def stored(weight: str, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-    """What is stored for a quantised ``<module>.weight`` [out, in], in file order."""
+def stored(weight: str, shape: tuple[int, int], scheme: Scheme) -> dict[str, TensorSpec]:
+    """What is stored for a quantised ``<module>.weight`` [out, in], in file order.
+
+    Raises:
+        ConfigError: int4 whose input size is no multiple of 8.
+    """
     module = weight.removesuffix(".weight")
+    scale = {f"{module}.weight_scale": TensorSpec((shape[0], 1), "F32")}
+    if scheme is not Scheme.W4A8_DYNAMIC:
+        return {**scale, weight: TensorSpec(shape, "I8")}
+    if shape[1] % _CODES_PER_WORD:
+        raise ConfigError(
+            f"{weight} cannot be int4 in this format: its input size {shape[1]} is no multiple of"
+            f" {_CODES_PER_WORD}",
+            "use --scheme w8a8",
+        )
     return {
-        f"{module}.weight_scale": TensorSpec((shape[0], 1), "F32"),
-        weight: TensorSpec(shape, "I8"),
+        f"{module}.weight_shape": TensorSpec((2,), "I64"),
+        **scale,
+        f"{module}.weight_packed": TensorSpec((shape[0], shape[1] // _CODES_PER_WORD), "I32"),
+    }
+
+
+def packed(weight: str, codes: Tensor) -> dict[str, Tensor]:
+    """The tensors of an int4 module beside its scale.
+
+    Args:
+        weight: ``<module>.weight``.
+        codes: int8 [out, in] in [-8, 7].
+
+    Returns:
+        ``weight_packed`` int32 [out, in / 8], code ``8 k + i`` plus 8 in bits ``4 i`` of word ``k``
+        of its row, and ``weight_shape`` int64 [2], which is (out, in).
+    """
+    module = weight.removesuffix(".weight")
+    nibbles = (codes + 8).to(torch.uint8).reshape(codes.shape[0], -1, 2)
+    pairs = nibbles[..., 0] | (nibbles[..., 1] << 4)
+    return {
+        # The first byte of a word is its lowest: every machine that this runs on is little-endian.
+        f"{module}.weight_packed": pairs.contiguous().view(torch.int32),
+        f"{module}.weight_shape": torch.tensor(codes.shape, dtype=torch.int64),
     }
 
 
@@ -84,18 +128,17 @@ def quantization_config(schemes: Mapping[str, Scheme]) -> dict[str, object]:
     groups = {
         f"group_{number}": {
             "targets": _patterns(schemes, scheme),
-            "weights": _numbers(bits, dynamic=False, strategy="channel"),
-            "input_activations": _numbers(8, dynamic=True, strategy="token"),
+            **_ARGUMENTS[scheme],
             "output_activations": None,
-            "format": "int-quantized",
         }
-        for number, (scheme, bits) in enumerate(
-            (scheme, bits) for scheme, bits in _BITS.items() if scheme in schemes.values()
+        for number, scheme in enumerate(
+            scheme for scheme in _ARGUMENTS if scheme in schemes.values()
         )
     }
+    formats = {str(group["format"]) for group in groups.values()}
     return {
         "quant_method": NAME,
-        "format": "int-quantized",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": _patterns(schemes, Scheme.FLOAT),
@@ -111,6 +154,21 @@ def _numbers(bits: int, *, dynamic: bool, strategy: str) -> dict[str, object]:
         "strategy": strategy,
         "dynamic": dynamic,
     }
+
+
+_ARGUMENTS: dict[Scheme, dict[str, object]] = {
+    Scheme.W8A8_DYNAMIC: {
+        "weights": _numbers(8, dynamic=False, strategy="channel"),
+        "input_activations": _numbers(8, dynamic=True, strategy="token"),
+        "format": _BYTES,
+    },
+    Scheme.W4A8_DYNAMIC: {
+        # vLLM 0.23 takes -1 for a whole channel and fails where the key is left out.
+        "weights": _numbers(4, dynamic=False, strategy="channel") | {"group_size": -1},
+        "input_activations": None,
+        "format": _PACKED,
+    },
+}
 
 
 def _patterns(schemes: Mapping[str, Scheme], wanted: Scheme) -> list[str]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
 from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.quant import matrix_cpu, matrix_reference
+from glm5_ascend.quant import compressed_tensors, matrix_cpu, matrix_reference
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.matrix_reference import smoothed
 from glm5_ascend.quant.packing import unpack_rows
 from glm5_ascend.quant.recipe import Action, Step
-from glm5_ascend.quant.rotation import Orthogonal, recycled_state
+from glm5_ascend.quant.rotation import Orthogonal, in_layer, recycled_state
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, SmoothScales, Solutions
 from glm5_ascend.quant.source_values import DAMAGED, TORCH_DTYPES, read_matrix
@@ -39,7 +39,8 @@ def convert(
     Args:
         reader: the source checkpoint.
         step: what to do.
-        matrices: rotations by name; may be empty where the step has none.
+        matrices: rotations by name, those of one layer as in ``R2.17``; may be empty where the
+            step has none.
         solutions: finished tensors, smoothing scales and static ranges of a calibration.
         backend: what carries out the arithmetic.
 
@@ -50,8 +51,8 @@ def convert(
     """
     given = solutions.tensors(step)
     made = data_free(reader, step, matrices, solutions, backend) if given is None else dict(given)
-    if step.scheme is Scheme.W4A8_DYNAMIC and step.stored[step.name].shape == step.shape:
-        made[step.name] = unpack_rows(made[step.name])
+    if step.scheme is Scheme.W4A8_DYNAMIC and step.name not in step.stored:
+        made |= compressed_tensors.packed(step.name, unpack_rows(made[step.name]))
     for name, spec in step.stored.items():
         data = as_bytes(made.pop(name), spec)
         _require_usable(reader, step, name, data)
@@ -103,6 +104,7 @@ def unrounded(
     Raises:
         CheckpointError: NaN or infinity in the source, or a block scale that is not positive.
     """
+    matrices = in_layer(matrices, layer_of(step.name))
     if backend.name == "cpu":
         return matrix_cpu.folded(reader, step, matrices, smooth)
     weight = matrix_reference.folded(reader, step, matrices, backend)
@@ -122,6 +124,7 @@ def data_free(
         CheckpointError: as ``unrounded``.
     """
     if step.action is Action.MATRIX:
+        matrices = in_layer(matrices, layer_of(step.name))
         if backend.name == "cpu":
             return matrix_cpu.tensors(reader, step, matrices, solutions)
         return matrix_reference.tensors(reader, step, matrices, solutions, backend)

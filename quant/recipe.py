@@ -168,7 +168,7 @@ def _stored(
     planned = stored_tensors(name, shape, scheme, dtype)
     if recipe.format == "ascend" or scheme is Scheme.FLOAT:
         return planned
-    return compressed_tensors.stored(name, shape)
+    return compressed_tensors.stored(name, shape, scheme)
 
 
 def _float_dtype(config: Glm5Config, recipe: Recipe, name: str) -> str:

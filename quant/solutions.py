@@ -44,7 +44,7 @@ class Solutions(Protocol):
     """Answers for the steps of a plan; an object that pickles small, for worker processes."""
 
     def tensors(self, step: Step) -> dict[str, Tensor] | None:
-        """The finished tensors of ``step.stored``; None has them made from the weights."""
+        """The finished tensors of ``stored_form``; None has them made from the weights."""
 
     def scales(self, step: Step) -> SmoothScales | None:
         """Factors of the step's rows and columns; None for no smoothing."""

@@ -17,6 +17,7 @@ TORCH_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
     "I32": torch.int32,
+    "I64": torch.int64,
 }
 DAMAGED = "the weights are damaged; download this file again or ask who made the checkpoint"
 

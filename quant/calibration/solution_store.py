@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint_header import StoredTensor, read_header
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.convert import as_bytes
 from glm5_ascend.quant.recipe import Step
-from glm5_ascend.quant.scheme import Scheme
+from glm5_ascend.quant.scheme import Scheme, stored_tensors
 from glm5_ascend.quant.solutions import SmoothScales, StaticRange
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -58,16 +58,22 @@ def write_solution(
         directory: of the solutions.
         layer: index.
         steps: what will be solved, in order.
-        solved: the steps in that order, each with its stored tensors.
+        solved: the steps in that order, each with the tensors of :func:`_solution`.
     """
-    specs = {name: spec for step in steps for name, spec in step.stored.items()}
+    specs = {name: spec for step in steps for name, spec in _solution(step).items()}
 
     def data() -> Iterator[tuple[str, memoryview]]:
         for step, tensors in solved:
-            for name, spec in step.stored.items():
+            for name, spec in _solution(step).items():
                 yield name, as_bytes(tensors[name], spec)
 
     write_shard(solution_file(directory, layer), specs, data(), {})
+
+
+def _solution(step: Step) -> dict[str, TensorSpec]:
+    """What a solution holds of a quantised step: vllm-ascend's tensors, whatever the output is."""
+    shape = (step.shape[0], step.shape[1])
+    return stored_tensors(step.name, shape, step.scheme, step.float_dtype)
 
 
 def write_scales(directory: Path, layer: int, scales: dict[str, SmoothScales]) -> None:
@@ -114,7 +120,7 @@ class SolutionStore:
         if layer is None or layer not in self.layers or step.scheme is Scheme.FLOAT:
             return None
         path = solution_file(self.directory, layer)
-        return {name: self._read(path, name) for name in step.stored}
+        return {name: self._read(path, name) for name in _solution(step)}
 
     def scales(self, step: Step) -> SmoothScales | None:
         """Smoothing of a step that stays float; finished tensors have it in them."""

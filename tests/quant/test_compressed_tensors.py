@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.cli import cli
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.quant.calibration.options import CalibrationOptions
 from glm5_ascend.quant.compressed_tensors import quantization_config
 from glm5_ascend.quant.plan import Plan, make_plan
 from glm5_ascend.quant.recipe_file import overridden, preset
@@ -23,6 +24,7 @@ from tests.support.tiny_config import tiny_config
 from tests.support.tiny_model import write_tiny
 
 FORMAT: Any = "compressed-tensors"
+CALIBRATED = {"calibration": CalibrationOptions("default", 1024)}
 BITS = {Scheme.W8A8_DYNAMIC: 8, Scheme.W4A8_DYNAMIC: 4}
 
 
@@ -57,8 +59,7 @@ def test_its_own_library_decompresses_it(
     directory = exports[scheme]
     stated = json_of(directory / "config.json")["quantization_config"]
     read = quantization.QuantizationConfig.model_validate(stated)
-    assert read.format == "int-quantized"
-    compressor = compressors.BaseCompressor.get_value_from_registry("int-quantized")
+    assert read.format == ("int-quantized" if scheme == "w8a8" else "mixed-precision")
     made, plain = tensors_of(directory), tensors_of(source)
     with CheckpointReader(source) as reader:
         schemes = schemes_of(plan_of(reader.config, scheme))
@@ -74,21 +75,45 @@ def test_its_own_library_decompresses_it(
             if any(re.match(target.removeprefix("re:"), module) for target in group.targets)
         ]
         assert [group.weights.num_bits for group in groups] == [BITS[kind]], module
-        parts = {part: made[f"{module}.{part}"] for part in ("weight", "weight_scale")}
-        assert set(parts) == {n.rpartition(".")[2] for n in made if n.startswith(f"{module}.")}
-        limit = 1 << (BITS[kind] - 1)
-        assert int(parts["weight"].min()) >= -limit
-        assert int(parts["weight"].max()) < limit
-        value = compressor.decompress(parts, groups[0])["weight"].double()
-        exact = parts["weight"].double() * parts["weight_scale"].double()
-        assert torch.allclose(value, exact, rtol=1e-6), module
+        parts = {n.rpartition(".")[2]: t for n, t in made.items() if n.startswith(f"{module}.")}
+        compressor = compressors.BaseCompressor.get_value_from_registry(groups[0].format)
+        assert set(parts) == set(compressor.compression_param_names(groups[0]))
+        value = compressor.decompress(parts, groups[0])["weight"]
+        # The writer of the format makes the same bytes of the values that it reads from them.
+        again = compressor.compress({**parts, "weight": value}, groups[0])
+        for part, tensor in parts.items():
+            assert (tensor.dtype, tensor.tolist()) == (again[part].dtype, again[part].tolist())
         if ".mlp." in module:
             # Nothing is folded into these: γ and the rotation of the residual stream stay outside.
             weight = plain[f"{module}.weight"].double()
-            error = float((exact - weight).square().sum() / weight.square().sum())
+            error = float((value.double() - weight).square().sum() / weight.square().sum())
             assert error < limits[BITS[kind]], module
         seen.add(BITS[kind])
     assert seen == ({8} if scheme == "w8a8" else {4, 8})
+
+
+@pytest.mark.parametrize("options", [{}, CALIBRATED], ids=["data-free", "calibrated"])
+def test_codes_are_those_for_the_npu(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Without an MTP layer both formats are rotated alike, so only the container differs."""
+    source = write_tiny(
+        tmp_path / "source", num_nextn_predict_layers=0, head_dim=16, tokenizer=True
+    )
+    npu = tensors_of(quantize(source, tmp_path / "npu", "w4a8", **options))
+    other = tensors_of(quantize(source, tmp_path / "other", "w4a8", format=FORMAT, **options))
+    found = [name for name in other if name.endswith(".weight_scale")]
+    assert {4, 8} == {8 if f"{name.removesuffix('_scale')}" in other else 4 for name in found}
+    for name in found:
+        module = name.removesuffix(".weight_scale")
+        assert torch.equal(npu[name], other[name]), name
+        codes = npu[f"{module}.weight"]
+        if f"{module}.weight" in other:
+            assert torch.equal(codes, other[f"{module}.weight"]), name
+            continue
+        wanted = torch.stack([(codes << 4) >> 4, codes >> 4], 1).reshape(-1, codes.shape[1])
+        words = other[f"{module}.weight_packed"].long()
+        nibbles = torch.stack([(words >> shift) & 15 for shift in range(0, 32, 4)], -1)
+        assert torch.equal(nibbles.reshape(wanted.shape) - 8, wanted.long()), name
+        assert other[f"{module}.weight_shape"].tolist() == list(wanted.shape)
 
 
 def test_rotations_of_the_attention_keep_every_draft(source: Path, tmp_path: Path) -> None:
@@ -175,12 +200,12 @@ def test_vllm_reads_the_same_schemes(exports: dict[str, Path], source: Path, sch
             assert found is not None, name
             weights, inputs = found["weights"], found["input_activations"]
             assert weights.num_bits == BITS[kind], name
-            is_known = (
-                config._is_dynamic_token_w8a8
-                if kind is Scheme.W8A8_DYNAMIC
-                else config._is_dynamic_token_w4a8_int
-            )
-            assert is_known(weights, inputs), name
+            if kind is Scheme.W8A8_DYNAMIC:
+                assert config._is_dynamic_token_w8a8(weights, inputs), name
+                assert found["format"] == "int-quantized", name
+            else:
+                assert config._is_wNa16_group_channel(weights, inputs), name
+                assert found["format"] == "pack-quantized", name
 
 
 def invoke(*words: object) -> Result:
