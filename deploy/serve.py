@@ -174,18 +174,24 @@ def foreground(
     """Run the engine with its log on the terminal's stderr until it ends or is interrupted.
 
     Args:
-        companion: runs beside it; where it fails, the engine is ended too.
+        companion: runs beside it; where it fails, at whatever time, the engine is ended too.
 
     Raises:
         Unhealthy: it does not answer within ``timeout_s`` seconds.
         ChildFailed: it ended with an error.
     """
     with caught_signals() as caught:
+
+        def halted() -> bool:
+            if companion is not None:
+                companion.watch()
+            return bool(caught)
+
         child = Child(launch.command, {**os.environ, **launch.environ}, output=2)
         try:
             code = None
             if args.url is not None:
-                code = wait_until_ready(child, args.url, timeout_s, stopped=lambda: bool(caught))
+                code = wait_until_ready(child, args.url, timeout_s, stopped=halted)
                 if code is None and not caught:
                     if companion is None:
                         note(f"ready: {args.url}/v1 (stop with Ctrl-C)")

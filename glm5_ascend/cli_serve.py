@@ -11,6 +11,8 @@ from glm5_ascend.cli_base import DIRECTORY, Glm5Command
 from glm5_ascend.cli_deploy import HOSTS_HELP, PROXY_HELP
 from glm5_ascend.env import OP_BACKENDS
 
+_SITE = ("hosts", "nic", "proxy_script")
+
 
 @click.command(
     cls=Glm5Command,
@@ -33,6 +35,7 @@ from glm5_ascend.env import OP_BACKENDS
 @click.option("--hosts", metavar="IP,IP", help=HOSTS_HELP)
 @click.option("--nic", metavar="NAME", help="Interface of these addresses.")
 @click.option("--proxy-script", metavar="FILE", help=PROXY_HELP)
+@click.option("--external-dp", is_flag=True, help="With --plan: a server per data-parallel rank.")
 @click.option("--simulate", is_flag=True, help="Run the whole plan on this CPU, clipped.")
 @click.option("--model", "stand_in", metavar="DIR", help="With --simulate, for the small model.")
 def serve(
@@ -68,8 +71,8 @@ def serve(
         vllm_args = ("--model", stand_in, *vllm_args)  # vLLM's
     if part["plan"] is not None:
         return _serve_part(model, vllm_args, dry_run, op_backend, part)
-    if any(part[name] is not None for name in ("hosts", "nic", "proxy_script")):
-        raise click.UsageError("--hosts, --nic and --proxy-script go with --plan")
+    if part["external_dp"] or any(part[name] is not None for name in _SITE):
+        raise click.UsageError("--hosts, --nic, --proxy-script and --external-dp go with --plan")
     if model is None:
         raise click.UsageError("missing argument 'MODEL'")
     if part["node_rank"] is not None:
@@ -100,7 +103,7 @@ def _serve_part(
         model = None
     from glm5_ascend.deploy.render.launch import Part, run
 
-    where = {name: part[name] for name in ("hosts", "nic", "proxy_script")}
+    where = {name: part[name] for name in (*_SITE, "external_dp")}
     return run(Part(part["plan"], int(rank), model, **where, vllm_args=vllm_args), dry_run=dry_run)
 
 
@@ -121,8 +124,9 @@ def _simulate(
         model = None
     from glm5_ascend.deploy.simulate.run import Simulation, run
 
-    names = ("node_rank", "hosts", "nic", "proxy_script")
+    names = ("node_rank", *_SITE)
     unused = [f"--{name.replace('_', '-')} {part[name]}" for name in names if part[name]]
+    unused += ["--external-dp"] if part["external_dp"] else []
     unused = [*([model] if model else []), *unused]
     source = None if stand_in is None else Path(stand_in)
     wanted = Simulation(part["plan"], source, unused, vllm_args, op_backend)

@@ -20,6 +20,7 @@ from glm5_ascend.deploy.preflight import check_all
 from glm5_ascend.deploy.render.nodes import Node, nodes
 from glm5_ascend.deploy.render.place import PORT, Place, is_split, place_of
 from glm5_ascend.deploy.render.proxy import Proxy
+from glm5_ascend.deploy.render.ranks import OtherRanks
 from glm5_ascend.deploy.serve import foreground, ready_timeout
 from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
 from glm5_ascend.errors import ExitCode, PreflightError
@@ -39,13 +40,15 @@ class Part:
     hosts: str | None = None
     nic: str | None = None
     proxy_script: str | None = None
+    external_dp: bool = False
     vllm_args: Sequence[str] = ()
 
 
 def run(part: Part, *, dry_run: bool) -> int:
     """Serve a node's part in the foreground until it ends or is interrupted.
 
-    The first prefill server also runs the proxy, once every instance answers.
+    The first prefill server also runs the proxy, once every instance answers. With ``external_dp``
+    the node has a server per data-parallel rank, which start and end together.
 
     Args:
         dry_run: print environment and command on stdout and stop.
@@ -59,13 +62,14 @@ def run(part: Part, *, dry_run: bool) -> int:
     """
     plan = Plan.load(part.plan)
     place = _place(plan, part)
-    node = _node(plan, place, part)
+    ranks = _nodes(plan, place, part)
+    node = ranks[0]
     facts = engines.detect()
-    launch = _launch(node, facts, is_split(plan))
-    timeout_s = ready_timeout({**os.environ, **launch.environ})
+    launches = [_launch(rank, facts, is_split(plan)) for rank in ranks]
+    timeout_s = ready_timeout({**os.environ, **launches[0].environ})
     proxy = Proxy.of(plan, place, node.number, timeout_s)
     if dry_run:
-        put(launch.render())
+        put("\n".join(launch.render() for launch in launches))
         if proxy is not None:
             note("and once every instance answers, the proxy:")
             note(shlex.join(proxy.words))
@@ -77,9 +81,10 @@ def run(part: Part, *, dry_run: bool) -> int:
             "run this on the plan's servers; --dry-run prints the command",
         )
     engines.check(engine, facts, os.environ)
-    args = VllmArgs.parse(launch.command[2:])
-    check_all(Path(str(node.command.model)), args, engine)
-    if is_split(plan) and _LIBRARIES not in launch.environ:
+    parsed = [VllmArgs.parse(launch.command[2:]) for launch in launches]
+    for args in parsed:
+        check_all(Path(str(node.command.model)), args, engine)
+    if is_split(plan) and _LIBRARIES not in launches[0].environ:
         raise PreflightError(
             "the package mooncake is not installed, which moves caches from prefill to decode",
             "run inside the vllm-ascend image",
@@ -87,7 +92,14 @@ def run(part: Part, *, dry_run: bool) -> int:
     if proxy is not None:
         proxy.check()
     _announce(plan, node)
-    return foreground(launch, args, timeout_s, proxy)
+    if len(ranks) == 1:
+        return foreground(launches[0], parsed[0], timeout_s, proxy)
+    others = [(launch, str(args.url)) for launch, args in zip(launches, parsed, strict=True)][1:]
+    beside = OtherRanks(others, proxy, timeout_s)
+    try:
+        return foreground(launches[0], parsed[0], timeout_s, beside)
+    finally:
+        beside.stop()
 
 
 def _place(plan: Plan, part: Part) -> Place:
@@ -104,17 +116,20 @@ def _place(plan: Plan, part: Part) -> Place:
         port=-1 if port is None else port,
         name=args.value("--served-model-name", "") if args.has("--served-model-name") else None,
         proxy_script=part.proxy_script,
+        external_dp=part.external_dp,
     )
 
 
-def _node(plan: Plan, place: Place, part: Part) -> Node:
-    found = {node.number: node for node in nodes(plan, place)}
-    if part.node_rank not in found:
+def _nodes(plan: Plan, place: Place, part: Part) -> list[Node]:
+    """What the node runs: one server, or one per rank."""
+    every = nodes(plan, place)
+    found = [node for node in every if node.number == part.node_rank]
+    if not found:
         raise PlanError(
             f"{part.plan} has no node {part.node_rank}",
-            f"its nodes are {', '.join(map(str, sorted(found)))}",
+            f"its nodes are {', '.join(map(str, sorted({node.number for node in every})))}",
         )
-    return found[part.node_rank]
+    return found
 
 
 def _launch(node: Node, facts: Facts, split: bool) -> Launch:
@@ -138,6 +153,8 @@ def _launch(node: Node, facts: Facts, split: bool) -> Launch:
 def _announce(plan: Plan, node: Node) -> None:
     role = plan.roles[node.instance]
     where = "with the API" if node.is_head else "headless"
+    if node.slot is not None:
+        where = f"{node.ranks} ranks, each a server with the API"
     note(f"node {node.number} of {plan.servers}: {role.role} {role.layout}, {where}")
     try:
         installed = metadata.version("vllm-ascend")
