@@ -16,9 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import torch
-from torch import Tensor
-
 from glm5_ascend.checkpoint import TensorSpec
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import ConfigError
@@ -92,27 +89,6 @@ def stored(weight: str, shape: tuple[int, int], scheme: Scheme) -> dict[str, Ten
         f"{module}.weight_shape": TensorSpec((2,), "I64"),
         **scale,
         f"{module}.weight_packed": TensorSpec((shape[0], shape[1] // _CODES_PER_WORD), "I32"),
-    }
-
-
-def packed(weight: str, codes: Tensor) -> dict[str, Tensor]:
-    """The tensors of an int4 module beside its scale.
-
-    Args:
-        weight: ``<module>.weight``.
-        codes: int8 [out, in] in [-8, 7].
-
-    Returns:
-        ``weight_packed`` int32 [out, in / 8], code ``8 k + i`` plus 8 in bits ``4 i`` of word ``k``
-        of its row, and ``weight_shape`` int64 [2], which is (out, in).
-    """
-    module = weight.removesuffix(".weight")
-    nibbles = (codes + 8).to(torch.uint8).reshape(codes.shape[0], -1, 2)
-    pairs = nibbles[..., 0] | (nibbles[..., 1] << 4)
-    return {
-        # The first byte of a word is its lowest: every machine that this runs on is little-endian.
-        f"{module}.weight_packed": pairs.contiguous().view(torch.int32),
-        f"{module}.weight_shape": torch.tensor(codes.shape, dtype=torch.int64),
     }
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from glm5_ascend.checkpoint import CheckpointReader, TensorSpec
 from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.quant import compressed_tensors, matrix_cpu, matrix_reference
+from glm5_ascend.quant import matrix_cpu, matrix_reference
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.matrix_reference import smoothed
-from glm5_ascend.quant.packing import unpack_rows
+from glm5_ascend.quant.packing import pack_words, unpack_rows
 from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.rotation import Orthogonal, in_layer, recycled_state
 from glm5_ascend.quant.scheme import Scheme
@@ -52,7 +52,9 @@ def convert(
     given = solutions.tensors(step)
     made = data_free(reader, step, matrices, solutions, backend) if given is None else dict(given)
     if step.scheme is Scheme.W4A8_DYNAMIC and step.name not in step.stored:
-        made |= compressed_tensors.packed(step.name, unpack_rows(made[step.name]))
+        codes, module = unpack_rows(made[step.name]), step.name.removesuffix(".weight")
+        made[f"{module}.weight_packed"] = pack_words(codes)
+        made[f"{module}.weight_shape"] = torch.tensor(codes.shape)
     for name, spec in step.stored.items():
         data = as_bytes(made.pop(name), spec)
         _require_usable(reader, step, name, data)

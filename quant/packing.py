@@ -1,4 +1,4 @@
-"""Byte layout of int4 weights and their activation-offset bias, as vllm-ascend reads them."""
+"""Byte layouts of int4 weights: vllm-ascend's, with its offset bias, and compressed-tensors'."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ def unpack_rows(packed: Tensor) -> Tensor:
     low = (packed << 4) >> 4
     high = packed >> 4
     return torch.stack([low, high], 1).reshape(2 * packed.shape[0], packed.shape[1])
+
+
+def pack_words(codes: Tensor) -> Tensor:
+    """Pack int4 codes along the input axis, as compressed-tensors' ``pack-quantized`` does.
+
+    Args:
+        codes: int8 [out, in] in [-8, 7], ``in`` a multiple of 8.
+
+    Returns:
+        int32 [out, in/8]: code ``8 k + i`` plus 8 in bits ``4 i`` of word ``k`` of its row.
+    """
+    nibbles = (codes + 8).to(torch.uint8).reshape(codes.shape[0], -1, 2)
+    pairs = nibbles[..., 0] | (nibbles[..., 1] << 4)
+    # The first byte of a word is its lowest: every machine that this runs on is little-endian.
+    return pairs.contiguous().view(torch.int32)
 
 
 def offset_bias(codes: Tensor, scale: Tensor, *, is_down: bool) -> Tensor:
