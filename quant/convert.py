@@ -14,6 +14,7 @@ from glm5_ascend.checkpoint_values import first_not_finite
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant import matrix_cpu, matrix_reference
 from glm5_ascend.quant.backend import CPU, Backend
+from glm5_ascend.quant.folding import layer_of
 from glm5_ascend.quant.matrix_reference import smoothed
 from glm5_ascend.quant.packing import pack_words, unpack_rows
 from glm5_ascend.quant.recipe import Action, Step
