@@ -171,7 +171,8 @@ def _float_kernel(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     form = None
-    if query.is_cpu and value is None and sinks is None and not return_softmax_lse:
+    shared = value is None or value is key
+    if query.is_cpu and shared and sinks is None and not return_softmax_lse:
         form = form_of(
             backend, query, key, sparse_indices, scale_value, query_rope, key_rope, *options,
             *options.values(),

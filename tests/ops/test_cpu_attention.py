@@ -105,6 +105,25 @@ def test_bits_do_not_depend_on_threads(
             assert_identical(found, first, name=f"{threads} threads")
 
 
+@pytest.mark.usefixtures("poison_empty", "instructions")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [Shape(20, 34, 16, 2500), Shape(3, 32, 0, 400, block=4)], ids=str)
+def test_threads_share_the_keys_of_a_row(
+    shape: Shape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One to three parts; with one thread they follow each other, with more they do not."""
+    for lengths in (((1, 2600),), ((1, 700), (0, 5), (2, 1300))):
+        call = Call(Requests("parts", lengths, seed=3), shape, dtype)
+        wanted = None
+        for threads in ("1", "2", "3", "7"):
+            monkeypatch.setenv("GLM5_ASCEND_THREADS", threads)
+            results = call.run()
+            wanted = wanted or results
+            for found, first in zip(results, wanted, strict=True):
+                assert_identical(found, first, name=f"{threads} threads")
+        call.check(results)
+
+
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_depend_on_the_own_request_only(dtype: torch.dtype) -> None:

@@ -18,6 +18,7 @@ from tests.ops.native.cross import COMPILER, emulator
 
 OPS = Path(ops.__path__[0])
 REQUESTS = Requests("arm", ((3, 70), (0, 9), (5, 2), (2, 230)), seed=6)
+LONG = Requests("long", ((1, 1300),), seed=7)
 SHAPES = [Shape(6, 66, 16, 130), Shape(3, 17, 0, 40, block=4), Shape(9, 40, 9, 50)]
 DTYPE = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -74,6 +75,14 @@ def test_close_to_numpy_with_any_number_of_threads(
     shape: Shape, dtype: torch.dtype, program: list[str], tmp_path: Path
 ) -> None:
     call = Call(REQUESTS, shape, dtype)
+    results = emulated(call, program, tmp_path, threads=1)
+    call.check(results)
+    again = emulated(call, program, tmp_path, threads=2)
+    assert all(torch.equal(*pair) for pair in zip(results, again, strict=True))
+
+
+def test_threads_share_the_keys_of_a_row(program: list[str], tmp_path: Path) -> None:
+    call = Call(LONG, Shape(6, 66, 16, 1290), torch.bfloat16)
     results = emulated(call, program, tmp_path, threads=1)
     call.check(results)
     again = emulated(call, program, tmp_path, threads=2)

@@ -13,6 +13,8 @@ from tests.ops.attention_calls import Call, Shape
 from tests.ops.native.mutants import mutant
 
 CALL = Call(Requests("faulty", ((5, 300), (1, 260)), seed=4), Shape(5, 40, 8, 230), torch.float32)
+# With more keys than one part holds.
+LONG = Call(Requests("long", ((2, 2500),), seed=5), Shape(5, 40, 8, 2400), torch.float32)
 # File, right and wrong text.
 FAULTS = {
     "sum not rescaled": (
@@ -25,7 +27,7 @@ FAULTS = {
         "fma(load(to), splat(keep[h]), sum[h][n])",
         "load(to) + sum[h][n]",
     ),
-    "last tile dropped": ("attend.h", "k < count; k += TILE", "k + TILE <= count; k += TILE"),
+    "last tile dropped": ("attend.h", "k < last; k += TILE", "k + TILE <= last; k += TILE"),
     "own key not seen": ("call.h", "keys - queries + i + 1", "keys - queries + i"),
     "future keys seen": ("call.h", "call.causal ? keys", "!call.causal ? keys"),
     "rope left out": (
@@ -38,19 +40,35 @@ FAULTS = {
     "-1 is position 0": ("call.h", "if (indices[i] < 0) continue;", ""),
     "no division by the sum": ("attend.h", "1 / total", "1"),
 }
+FAULTS_OF_PARTS = {
+    "parts added as they are": (
+        "attend.h",
+        "fma(load(x + i), keep, load(y + i) * join)",
+        "load(x + i) + load(y + i)",
+    ),
+    "sum of the last part alone": (
+        "attend.h",
+        "fma(load(a.total), load(a.keep), load(b.total) * load(b.keep))",
+        "load(b.total)",
+    ),
+    "last part dropped": ("attend.h", "p < parts(); p++", "p + 1 < parts(); p++"),
+    "parts overlap": ("attend.h", "(p + 1) * each : count", "(p + 1) * each + CUT : count"),
+}
 
 
 def test_the_checks_pass_without_a_mistake() -> None:
     CALL.check(CALL.run())
+    LONG.check(LONG.run())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_PARTS])
 def test_planted_mistake_is_caught(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, right, wrong = FAULTS[fault]
+    file, right, wrong = (FAULTS | FAULTS_OF_PARTS)[fault]
+    call = LONG if fault in FAULTS_OF_PARTS else CALL
     library = mutant("sparse_flash_attention", file, right, wrong, "portable", tmp_path)
     monkeypatch.setattr(cpu.KERNELS, "get", lambda name, work: getattr(library, name))
-    results = CALL.run()
+    results = call.run()
     with pytest.raises(AssertionError, match=r"limit|positions|NaN|inf"):
-        CALL.check(results)
+        call.check(results)

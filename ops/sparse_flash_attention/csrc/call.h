@@ -71,16 +71,25 @@ inline int64_t choose(const Call& call, int64_t row, Sight sight, int64_t* chose
   const int32_t* indices = call.indices + row * call.index_row;
   const int32_t* table = call.block_table + sight.request * call.table_row;
   int64_t count = 0;
+  // The block that was looked up last: its positions, and the cache row of position 0 in them.
+  int64_t begin = 0, stop = 0, base = 0;
+  if (call.block_table == nullptr && sight.visible > 0) {
+    stop = INT64_MAX;
+    base = call.key_start[sight.request];
+  }
   for (int64_t i = 0; i < call.index_count; i++) {
     if (indices[i] < 0) continue;
     const int64_t first = indices[i] * call.sparse_block;
     int64_t end = first + call.sparse_block;
     if (end > sight.visible) end = sight.visible;
     for (int64_t position = first; position < end; position++) {
-      int64_t at = call.block_table == nullptr
-                       ? call.key_start[sight.request] + position
-                       : table[position / call.block_size] * call.block_size +
-                             position % call.block_size;
+      if (position < begin || position >= stop) {
+        const int64_t block = position / call.block_size;
+        begin = block * call.block_size;
+        stop = begin + call.block_size;
+        base = table[block] * call.block_size - begin;
+      }
+      const int64_t at = base + position;
       if (at < 0 || at >= call.cache_rows) return -1;
       chosen[count++] = at;
     }

@@ -1,4 +1,5 @@
 // Entry point: chooses the arithmetic and shares out rows and heads among the threads.
+#include <algorithm>
 #include <atomic>
 
 #include "attend.h"
@@ -13,50 +14,105 @@ int64_t useful_threads(const Call& call) {
   return call.rows * call.heads * keys * width < (4 << 20) ? 1 : g5_threads();
 }
 
-// Pieces into which the heads of a row are cut: with few rows no thread shall wait long for
-// another. Each piece reads the row's keys again, so not more than needed.
-int64_t pieces_per_row(int64_t rows, int64_t panels, int64_t threads) {
-  int64_t pieces = 1;
-  const auto idle = [&](int64_t n) { return up(rows * n, threads) - rows * n; };
-  while (2 * pieces <= panels && 8 * idle(pieces) > rows * pieces) pieces *= 2;
-  return pieces;
-}
+// Whether `units` of equal work leave some of the threads without any for long.
+bool uneven(int64_t units, int64_t threads) { return 8 * (up(units, threads) - units) > units; }
+
+// How rows are cut into tasks. With few rows no thread shall wait long for another, so the keys of
+// a row are shared out, and its heads where that is not enough: each piece of them reads the row's
+// keys again.
+struct Cuts {
+  int64_t parts = 1, pieces = 1;  // of the keys, of the panels
+  int64_t per_piece;              // panels
+
+  Cuts(const Call& call, int64_t threads) {
+    const int64_t panels = up(call.heads, W) / W;
+    if (call.rows <= 2 * threads && uneven(call.rows, threads))
+      parts = parts_of(call.index_count * call.sparse_block);
+    while (2 * pieces <= panels && uneven(call.rows * parts * pieces, threads)) pieces *= 2;
+    // The score kernel takes PANELS at once.
+    per_piece = up(panels, PANELS * pieces) / pieces;
+    pieces = (panels + per_piece - 1) / per_piece;
+  }
+};
+
+// The tasks of a call.
+template <class E, class T, class Source>
+class Tasks {
+ public:
+  Tasks(const Call& call, int64_t threads) : call_(call), cuts_(call, threads) {}
+
+  int run(bool threads) {
+    sight_ = scratch<Sight>(1, size_t(call_.rows));
+    if (sight_ == nullptr || (cuts_.parts > 1 && !share())) return NO_MEMORY;
+    look(call_, sight_);
+    const auto task = [](void* self, int64_t i, int) { static_cast<Tasks*>(self)->one(i); };
+    const int64_t tasks = call_.rows * cuts_.pieces * cuts_.parts;
+    if (threads) {
+      g5_run(tasks, task, this);
+    } else {
+      for (int64_t i = 0; i < tasks; i++) one(i);
+    }
+    return error_;
+  }
+
+ private:
+  using Worker = Attend<E, T, Source>;
+
+  // Memory for what parts of rows give, and for how many of them are missing.
+  bool share() {
+    Worker form;
+    form.lay_out(call_, cuts_.per_piece, nullptr);
+    group_bytes_ = int64_t(form.result_bytes()) * cuts_.parts;
+    const int64_t groups = call_.rows * cuts_.pieces;
+    results_ = scratch<char>(3, size_t(groups * (group_bytes_ + int64_t(sizeof *missing_))));
+    if (results_ == nullptr) return false;
+    missing_ = reinterpret_cast<int64_t*>(results_ + groups * group_bytes_);
+    std::fill(missing_, missing_ + groups, cuts_.parts);
+    return true;
+  }
+
+  void one(int64_t index) {
+    const int64_t group = index / cuts_.parts, part = index % cuts_.parts;
+    const int64_t row = group / cuts_.pieces, panel = group % cuts_.pieces * cuts_.per_piece;
+    const int64_t left = up(call_.heads, W) / W - panel;
+    const int64_t panels = left < cuts_.per_piece ? left : cuts_.per_piece;
+    Worker worker;
+    char* memory = scratch<char>(0, worker.lay_out(call_, panels, nullptr));
+    if (memory == nullptr) {
+      error_ = NO_MEMORY;
+      return;
+    }
+    worker.lay_out(call_, panels, memory);
+    const bool inside = cuts_.parts == 1 ? worker.row(row, panel * W, sight_[row])
+                                         : shared(worker, group, part, row, panel * W);
+    if (!inside) error_ = OUTSIDE;
+  }
+
+  // One part of a row's keys; who is the last of a group folds the others' results.
+  bool shared(Worker& worker, int64_t group, int64_t part, int64_t row, int64_t head) {
+    if (!worker.begin(row, head, sight_[row])) return false;
+    char* results = results_ + group * group_bytes_;
+    if (part < worker.parts()) worker.part(part, worker.result(results, part));
+    if (__atomic_sub_fetch(missing_ + group, 1, __ATOMIC_ACQ_REL) > 0) return true;
+    const Result first = worker.result(results, 0);
+    for (int64_t p = 1; p < worker.parts(); p++) worker.fold(first, worker.result(results, p));
+    worker.finish(row, head, first);
+    return true;
+  }
+
+  const Call& call_;
+  const Cuts cuts_;
+  Sight* sight_ = nullptr;
+  char* results_ = nullptr;      // [groups][parts]
+  int64_t* missing_ = nullptr;   // [groups]
+  int64_t group_bytes_ = 0;
+  std::atomic<int> error_{OK};
+};
 
 template <class E, class T, class Source>
 int attend(const Call& call) {
-  Sight* sight = scratch<Sight>(1, size_t(call.rows));
-  if (sight == nullptr) return NO_MEMORY;
-  look(call, sight);
-  const int64_t threads = useful_threads(call), panels = up(call.heads, W) / W;
-  const int64_t pieces = pieces_per_row(call.rows, panels, threads);
-  // The score kernel takes PANELS at once.
-  const int64_t per_piece = up(panels, PANELS * pieces) / pieces;
-  struct Context {
-    const Call& call;
-    const Sight* sight;
-    int64_t panels, per_piece, pieces;
-    std::atomic<int> error;
-  } context{call, sight, panels, per_piece, (panels + per_piece - 1) / per_piece, {OK}};
-  const auto task = [](void* raw, int64_t index, int) {
-    Context& c = *static_cast<Context*>(raw);
-    const int64_t row = index / c.pieces, panel = index % c.pieces * c.per_piece;
-    const int64_t n = c.panels - panel < c.per_piece ? c.panels - panel : c.per_piece;
-    Attend<E, T, Source> work;
-    char* memory = scratch<char>(0, work.lay_out(c.call, n, nullptr));
-    if (memory == nullptr) {
-      c.error = NO_MEMORY;
-      return;
-    }
-    work.lay_out(c.call, n, memory);
-    if (!work.row(row, panel * W, c.sight[row])) c.error = OUTSIDE;
-  };
-  const int64_t tasks = call.rows * context.pieces;
-  if (threads > 1) {
-    g5_run(tasks, task, &context);
-  } else {
-    for (int64_t i = 0; i < tasks; i++) task(&context, i, 0);
-  }
-  return context.error;
+  const int64_t threads = useful_threads(call);
+  return Tasks<E, T, Source>(call, threads).run(threads > 1);
 }
 
 #if G5_AVX512
