@@ -113,7 +113,10 @@ class StepModel:
         found["latency"] = w.layers * self._latency(eager)
         host = p.host_ms + p.sequence_ms * seqs
         found["host"] = 0.0 if self.kernels else host * 1e-3
-        found["drafts"] = w.drafts * self._draft(seqs, all_seqs, attend) * (seqs > 0)
+        first = self._first_draft(most, total, seqs, attend, index)
+        later = self._draft(seqs, all_seqs, attend)
+        passes = np.minimum(w.drafts, 1) * first + np.maximum(w.drafts - 1, 0) * later
+        found["drafts"] = passes * np.logical_or(seqs > 0, filling)
         return found
 
     def _attention(
@@ -168,8 +171,22 @@ class StepModel:
         index = p.index_us * w.index_layers / w.layers
         return (p.layer_us + collectives + eager + experts + index) * 1e-6
 
+    def _first_draft(
+        self, most: Number, total: Number, seqs: Number, attend: Number, index: Number
+    ) -> Number:
+        """Seconds of the first pass of the MTP layer, which reads every token of the step.
+
+        It fills the layer's own cache, of prompt tokens too.
+        """
+        w = self.work
+        layer = attend + index + self._experts(total) + self._moved(most)
+        layer += self._product(most * w.linear_flops / w.layers, w.linear_bytes / w.layers)
+        layer += self._product(seqs * w.head_flops, w.head_bytes, w.bf16)
+        return layer + self._latency(filling=True)
+
     def _draft(self, seqs: Number, all_seqs: Number, attend: Number) -> Number:
-        """Seconds of one pass of the MTP layer: a layer and the head."""
+        """Seconds of a further pass of the MTP layer, on one token per sequence: a layer and the
+        head."""
         w = self.work
         layer = attend / (1 + w.drafts) + self._experts(all_seqs) + self._moved(seqs)
         layer += self._product(seqs * w.linear_flops / w.layers, w.linear_bytes / w.layers)

@@ -54,6 +54,28 @@ def test_a_decode_step_by_hand() -> None:
     assert (parts["host"], parts["drafts"]) == (5e-3 + 4 * 0.5e-3, 0.0)
 
 
+def test_the_first_draft_pass_is_a_layer_over_the_prompt() -> None:
+    """By the parts of the decoder's own layers; the projection of the vocabulary comes on top."""
+    idle = np.zeros(8)
+
+    def parts(drafts: int, chunk: float) -> dict[str, float]:
+        step = StepModel(work_of(settings(draft_tokens=drafts)), SIMPLE)
+        found = step.parts(idle, idle, np.full(8, chunk), np.full(8, chunk / 2))
+        return {name: float(seconds) for name, seconds in found.items()}
+
+    for chunk in (4096.0, 16_384.0):
+        layers, found = parts(0, chunk), parts(1, chunk)["drafts"]
+        head = 6144 * 154_880 * 2 / 4 / (1600e9 * 0.5)
+        linear = (layers["linear"] - head) / 78
+        layer = layers["attention"] / 78 + layers["indexer"] / 78 + layers["experts"] / 75
+        layer += linear + layers["communication"] / 78 + layers["latency"] / 78
+        # The latency of dispatch is spread over all layers, three of which have none.
+        assert found == pytest.approx(layer + head, rel=0.01)
+        assert parts(0, chunk)["drafts"] == 0
+        assert parts(3, chunk)["drafts"] > found
+    assert parts(1, 16_384)["drafts"] > 2 * parts(1, 4096)["drafts"]
+
+
 def test_attention_is_bound_by_what_takes_longer() -> None:
     slow = replace(SIMPLE, gather=0.6, attention=0.05)
     parts = StepModel(work_of(settings(group=Group(32, 1))), slow).parts(

@@ -262,7 +262,8 @@ def test_an_output_that_cannot_be_written_stops_before_the_search(
 ) -> None:
     monkeypatch.setattr("glm5_ascend.deploy.planner.command.search", pytest.fail)
     out = tmp_path / "plan.yaml"
-    for chart in (tmp_path, tmp_path / "absent" / "chart.html"):
+    (tmp_path / "file").touch()
+    for chart in (tmp_path, tmp_path / "file" / "chart.html"):
         with pytest.raises(OSError, match=chart.name):
             run_plan(replace(OPTIONS, out=out, chart=chart))
         assert not out.exists()
