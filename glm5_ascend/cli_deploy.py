@@ -189,7 +189,11 @@ def render(as_json: bool, **options: Any) -> int:
 @click.option("--ttft", type=_MILLISECONDS, help="Mean limit, ms.  [default: the plan's, or 10000]")
 @click.option("--tpot", type=_MILLISECONDS, help="Mean limit, ms.  [default: the plan's, or 200]")
 @click.option(
-    "--timeout", type=_MILLISECONDS, default=120.0, show_default=True, help="Longest silence, s."
+    "--timeout",
+    type=Finite(0, 86_400, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Longest silence, s.",
 )
 @click.option("--api-key-file", type=DIRECTORY, metavar="FILE", help="File that holds the key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,8 +98,14 @@ class Diagnosis:
 
 
 def diagnose_log(path: Path) -> Diagnosis:
-    """Causes in a log file, read once and a line at a time: logs of days are larger than memory."""
+    """Causes in a log file, read once and a line at a time: logs of days are larger than memory.
+
+    Raises:
+        OSError: it cannot be opened, or is a device, which has no end.
+    """
     memory: dict[str, float] = {}
+    if stat.S_ISCHR(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "a device, not a log", str(path))
 
     def lines() -> Iterator[str]:
         with path.open(encoding="utf-8", errors="replace") as stream:

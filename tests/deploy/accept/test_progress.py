@@ -124,3 +124,8 @@ def test_a_bar_on_a_terminal() -> None:
     assert out.splitlines()[-1] == "go"
     assert b"7/7" in seen
     assert b"pieces" in seen
+
+
+def test_a_wait_of_more_than_a_day_is_wrong_usage() -> None:
+    result = CliRunner().invoke(cli, ["accept", "http://127.0.0.1:1", "--timeout", "86401"])
+    assert (result.exit_code, "--timeout" in result.stderr) == (2, True)

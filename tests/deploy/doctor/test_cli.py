@@ -68,3 +68,9 @@ def test_a_log_of_bytes_and_lines_without_end(tmp_path: Path) -> None:
     log.write_bytes(content)
     result = run("--log", str(log), "--json")
     assert [cause["name"] for cause in json.loads(result.stdout)["causes"]] == ["soc"]
+
+
+def test_a_device_is_no_log() -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--log", "/dev/zero"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot use /dev/zero: a device, not a log\n")
