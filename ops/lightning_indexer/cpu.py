@@ -17,10 +17,10 @@ from torch import Tensor
 
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.layout import Keys, Queries
-from glm5_ascend.ops.lightning_indexer.cpu_plan import KERNELS, plan
+from glm5_ascend.ops.lightning_indexer.cpu_plan import KERNELS, plan, plan_quant
 from glm5_ascend.ops.native import DTYPES, address, check, library
 
-__all__ = ["KERNELS", "forward", "forward_quant", "plan"]
+__all__ = ["KERNELS", "forward", "forward_quant", "plan", "plan_quant"]
 
 _NOTHING = torch.empty(0, dtype=torch.float32)
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64

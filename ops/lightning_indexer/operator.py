@@ -32,7 +32,7 @@ QUANT_SCHEMA = (
     f"int key_quant_mode, {_COMMON}, int? query_dtype=None, int? key_dtype=None, "
     'bool sorted=False, str backend="auto") -> Tensor'
 )
-PLANS = Plans("plan")
+PLANS, QUANT_PLANS = Plans("plan"), Plans("plan_quant")
 # The products of one head stay exact in F32 up to this many terms (ops/matmul.py).
 _MOST_QUANT_DIMS = 1023
 
@@ -184,13 +184,25 @@ def _quant_kernel(
 ) -> Tensor:
     scales = query_dequant_scale, key_dequant_scale
     modes, dtypes = (query_quant_mode, key_quant_mode), (query_dtype, key_dtype)
+    form = None
+    if query.is_cpu and query.dtype == torch.int8:
+        form = form_of(
+            backend, query, key, weights, *scales, *modes, *dtypes, sorted, *options,
+            *options.values(),
+        )  # fmt: skip
+        plan = QUANT_PLANS.get(form)
+        if plan is not None:
+            found: Tensor | None = plan(query, key, weights, *scales, **options)
+            if found is not None:
+                return found
     where = _check(query, key, weights, **options)
     _check_quant(query, key, weights, *scales, modes, dtypes)
     requests, keys = layout.spans(where, query, key)
     sparse_count = options.get("sparse_count", 2048)
     if query.dtype == torch.float8_e4m3fn:
         backend = dispatch.with_fp8("lightning_indexer_quant", backend, weights)
-    indices: Tensor = dispatch.load("lightning_indexer_quant", backend, weights).forward_quant(
+    module = dispatch.load("lightning_indexer_quant", backend, weights)
+    indices: Tensor = module.forward_quant(
         query.flatten(0, -3),
         key.flatten(0, -2),
         weights.flatten(0, -2),
@@ -202,6 +214,7 @@ def _quant_kernel(
         causal=options.get("sparse_mode", 3) == 3,
         sorted=sorted,
     )
+    QUANT_PLANS.ask(form, module, query, key, weights, *scales, sorted=sorted, **options)
     return indices.view(_result_shape(query, sparse_count))
 
 

@@ -14,6 +14,7 @@ from glm5_ascend import ops
 from glm5_ascend.ops.errors import ArgumentError
 from glm5_ascend.ops.lightning_indexer import cpu as indexer
 from glm5_ascend.ops.lightning_indexer.operator import PLANS as INDEXER
+from glm5_ascend.ops.lightning_indexer.operator import QUANT_PLANS as INDEXER_QUANT
 from glm5_ascend.ops.paged_cache.operator import PLANS as CACHE
 from glm5_ascend.ops.plans import Plans, form_of
 from glm5_ascend.ops.sparse_flash_attention import cpu as attention
@@ -24,10 +25,15 @@ from tests.support.compare import assert_identical
 
 PLANNED = {
     "lightning_indexer": INDEXER,
+    "lightning_indexer_quant": INDEXER_QUANT,
     "sparse_flash_attention": ATTENTION,
     "write_paged_rows": CACHE,
 }
-LENGTHS = {"lightning_indexer": "key", "sparse_flash_attention": "kv"}
+LENGTHS = {
+    "lightning_indexer": "key",
+    "lightning_indexer_quant": "key",
+    "sparse_flash_attention": "kv",
+}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     o.name: o.function for o in OPERATORS if o.name in PLANNED
 }
@@ -93,14 +99,16 @@ def test_entries_of_the_table_that_are_not_used_may_be_anything(name: str) -> No
     assert_identical(FUNCTIONS[name](**arguments)[0], wanted)
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+OPTION = {"lightning_indexer": "return_value", "sparse_flash_attention": "return_softmax_lse"}
+
+
+@pytest.mark.parametrize("name", OPTION)
 def test_what_a_plan_cannot_do_takes_the_ordinary_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = valid(name)
-    option = {"lightning_indexer": "return_value", "sparse_flash_attention": "return_softmax_lse"}
     assert not planned(name, arguments | {"backend": "reference"})
-    assert not planned(name, arguments | {option[name]: True})
+    assert not planned(name, arguments | {OPTION[name]: True})
     assert not planned(name, arguments | {"query": arguments["query"].double()} | doubled(name))
     assert len(planned(name, arguments)) == 1
     monkeypatch.setenv("GLM5_ASCEND_OP_BACKEND", "reference")
