@@ -9,7 +9,7 @@ import click
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Glm5Command, PathType
-from glm5_ascend.files import refuse_unwritable
+from glm5_ascend.files import refuse_inputs, refuse_unwritable
 
 _FILE = PathType(path_type=Path, dir_okay=False, readable=False)
 
@@ -50,6 +50,7 @@ def check(
         raise click.UsageError("give a FILE, - for standard input, or --pid")
     if sarif is not None:
         refuse_unwritable(sarif)
+        refuse_inputs([sarif], *(Path(name) for name in files if name != "-"))
     from glm5_ascend.deploy.check.run import Options, run, text_of, write_sarif
 
     report = run(Options(files=files, pids=pids, **options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,6 +75,14 @@ def refuse_unwritable(*paths: Path) -> None:
         finally:
             for folder in reversed(made):
                 folder.rmdir()
+
+
+def refuse_inputs(outputs: Iterable[Path], *inputs: Path) -> None:
+    """Raise ``Glm5Error`` for an output that is one of the inputs, under whatever name."""
+    for output in outputs:
+        for given in inputs:
+            if output.exists() and given.exists() and output.samefile(given):
+                raise Glm5Error(f"{output} is read and would be replaced", "name another output")
 
 
 def make_folder(output: Path) -> None:

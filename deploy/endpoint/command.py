@@ -20,6 +20,7 @@ from glm5_ascend.deploy.plan_file import Plan
 from glm5_ascend.deploy.render.command import Rendered, write_all
 from glm5_ascend.deploy.render.place import PORT
 from glm5_ascend.errors import Glm5Error
+from glm5_ascend.files import refuse_inputs
 
 # Not pulled here. Prometheus is a long-term support release.
 IMAGES = {
@@ -83,6 +84,7 @@ def endpoint(options: EndpointOptions) -> Rendered:
         return Rendered("endpoint", texts, None)
     if options.out is None:
         raise Glm5Error("there is no folder to write to", "add --out DIR, or --dry-run")
+    refuse_inputs((options.out / name for name in (FILE, *texts)), options.plan)
     options.out.mkdir(parents=True, exist_ok=True)
     fresh = add_keys(options.out, options.clients)
     write_all(options.out, texts)

@@ -14,7 +14,7 @@ from glm5_ascend.deploy.plan_file import MOST_BYTES, Plan, PlanError, load_yaml
 from glm5_ascend.deploy.render import script
 from glm5_ascend.deploy.render.place import PORT, Place, place_of
 from glm5_ascend.deploy.render.schedulers import Cluster
-from glm5_ascend.files import read_text
+from glm5_ascend.files import read_text, refuse_inputs
 
 SCHEMA = 1
 Files = Callable[[Plan, Place], dict[str, str]]
@@ -140,6 +140,7 @@ def render(options: RenderOptions) -> Rendered:
         return Rendered(options.format, texts, None, lost, unused)
     if options.out is None:
         raise PlanError("there is no folder to write to", "add --out DIR, or --dry-run")
+    refuse_inputs((options.out / name for name in texts), options.plan)
     options.out.mkdir(parents=True, exist_ok=True)
     write_all(options.out, texts)
     unused += tuple(

@@ -23,7 +23,7 @@ from glm5_ascend.deploy.render.proxy import Proxy
 from glm5_ascend.deploy.render.ranks import OtherRanks
 from glm5_ascend.deploy.serve import foreground, ready_timeout
 from glm5_ascend.deploy.vllm_args import VllmArgs, whole_number
-from glm5_ascend.errors import ExitCode, PreflightError
+from glm5_ascend.errors import ExitCode, PreflightError, brief
 
 # What may be said beside a plan; everything else belongs into it.
 _BESIDE = ("--port", "--served-model-name")
@@ -107,13 +107,16 @@ def _place(plan: Plan, part: Part) -> Place:
     for name in args.values:
         if name not in _BESIDE:
             raise PlanError(f"{name} is given beside a plan", f"put it into `flags` of {part.plan}")
-    port = whole_number(args.value("--port", str(PORT)))
+    text = args.value("--port", str(PORT))
+    port = whole_number(text)
+    if port is None:
+        raise PlanError(f"port {brief(text)} is out of range", "give a port from 1 to 65335")
     return place_of(
         plan,
         checkpoint=part.checkpoint,
         hosts=part.hosts,
         nic=part.nic,
-        port=-1 if port is None else port,
+        port=port,
         name=args.value("--served-model-name", "") if args.has("--served-model-name") else None,
         proxy_script=part.proxy_script,
         external_dp=part.external_dp,

@@ -18,7 +18,7 @@ from glm5_ascend.deploy.command import Launch, cpu_launch
 from glm5_ascend.deploy.engine import Engine
 from glm5_ascend.deploy.plan_file import Plan, PlanError
 from glm5_ascend.deploy.preflight import check_all
-from glm5_ascend.deploy.render.place import PORT, Place, glm5_title, is_split
+from glm5_ascend.deploy.render.place import BEHIND_PROXY, PORT, Place, glm5_title, is_split
 from glm5_ascend.deploy.serve import foreground, ready_timeout
 from glm5_ascend.deploy.simulate.ports import planned, reserved
 from glm5_ascend.deploy.simulate.split import Prefill
@@ -29,6 +29,8 @@ from glm5_ascend.errors import ExitCode, PreflightError
 
 SMALL_MODEL = Path(assets.__file__).parent / "small-glm5"
 _CACHES = "caches"
+# Two engines are to have ports above the proxy's.
+_LAST_PORT = 65_535 - BEHIND_PROXY - 1
 _BESIDE = ("--port", "--served-model-name")
 # What the servers of the plan have and a simulation needs not: named so where it is dropped.
 _ADDRESS, _INTERFACE = "ADDRESS", "INTERFACE"
@@ -138,9 +140,10 @@ def _place(plan: Plan, wanted: Simulation) -> Place:
                 f"{name} is given beside a plan", f"put it into `flags` of {wanted.plan}"
             )
     port = whole_number(args.value("--port", str(PORT)))
-    if port is None or not 1 <= port < 65_436:
+    if port is None or not 1 <= port <= _LAST_PORT:
         raise PlanError(
-            f"port {args.value('--port', '')} is out of range", "give a port from 1 to 65435"
+            f"port {args.value('--port', '')} is out of range",
+            f"give a port from 1 to {_LAST_PORT}",
         )
     name = args.value("--served-model-name", "") or glm5_title(plan)
     return Place("/models", (_ADDRESS,) * plan.servers, _INTERFACE, port, name)

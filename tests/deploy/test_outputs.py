@@ -80,6 +80,26 @@ def test_sarif(tmp_path: Path) -> None:
     assert json.loads(target.read_text())["version"] == "2.1.0"
 
 
+def test_inputs_are_not_replaced(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve GLM-5.2-w4a8 -tp 16\n")
+    made = PLANS["mixed two nodes"]
+    plan, where = written(made, tmp_path), site(made)
+    (tmp_path / "link.sh").symlink_to(script)
+    (tmp_path / "nginx.conf").hardlink_to(plan)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for words in (
+        ["check", script, "--for", "0.30", "--sarif", script],
+        ["check", script, "--for", "0.30", "--sarif", tmp_path / "link.sh"],
+        ["render", plan, "--format", "plan", "--out", tmp_path],
+        ["endpoint", plan, *where[:2], "--out", tmp_path],
+    ):
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert result.exit_code == 1, words
+        assert "is read and would be replaced" in result.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
     output = tmp_path / "a" / "b" / "c.yaml"
     refuse_unwritable(output, tmp_path / "a" / "d.html")

@@ -214,6 +214,7 @@ def test_what_is_for_the_servers_is_not_used(tmp_path: Path) -> None:
     [
         (["--max-model-len", "5"], 1, "--max-model-len is given beside a plan"),
         (["--port", "many"], 1, "port many is out of range"),
+        (["--port", "65435"], 1, "port 65435 is out of range"),
         (["--port", "0"], 1, "port 0 is out of range"),
         (["--model", "/nowhere"], 1, "/nowhere"),
         (["--model", ""], 2, "--model is empty"),
