@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from glm5_ascend.ops import layout, sparse_flash_attention
-from glm5_ascend.ops.layout import Layout
+from glm5_ascend.ops import sparse_flash_attention
 from glm5_ascend.ops.sparse_flash_attention import cpu
 from glm5_ascend.ops.verify.compare import Figures, close
 from tools.bench.case import Absent, Case, Check, Contestant, near
@@ -84,15 +83,12 @@ def gather_sdpa(query: Tensor, cache: Tensor, flat: Tensor, scale: float) -> Ten
 def project(data: Data) -> Callable[[], Tensor]:
     """The public function, paged keys."""
     (query, query_rope), (latent, rope) = _parts(data.query), _parts(data.cache)
-    lengths = _lengths(data)
+    where = _where(data)
 
     def run() -> Tensor:
         return sparse_flash_attention(
             query, latent, latent, data.chosen[:, None], SCALE,
-            block_table=data.table, actual_seq_lengths_query=lengths[0],
-            actual_seq_lengths_kv=lengths[1], query_rope=query_rope, key_rope=rope,
-            layout_query="TND", layout_kv="PA_BSND", sparse_mode=3, attention_mode=2,
-            backend="cpu",
+            query_rope=query_rope, key_rope=rope, **where, backend="cpu",
         )[0]  # fmt: skip
 
     return run
@@ -100,11 +96,23 @@ def project(data: Data) -> Callable[[], Tensor]:
 
 def kernel(data: Data) -> Callable[[], Tensor]:
     """What the public function calls once its arguments are checked."""
-    query, key = _parts(data.query), [part.flatten(0, -2) for part in _parts(data.cache)]
-    where = Layout("TND", "PA_BSND", *_lengths(data), data.table, "kv")
-    spans = layout.spans(where, data.query, data.cache)
-    arguments = query, key, key[0], data.chosen, SCALE, 1
-    return lambda: cpu.forward(*arguments, *spans, causal=True)[0]
+    (query, query_rope), (latent, rope) = _parts(data.query), _parts(data.cache)
+    indices, where = data.chosen[:, None], _where(data)
+    run = cpu.plan(query, latent, indices, SCALE, query_rope, rope, **where)
+    assert run is not None
+    return partial(run, query, latent, indices, query_rope, rope, **where)
+
+
+def _where(data: Data) -> dict[str, Any]:
+    lengths = _lengths(data)
+    return {
+        "block_table": data.table,
+        "actual_seq_lengths_query": lengths[0],
+        "actual_seq_lengths_kv": lengths[1],
+        "layout_query": "TND",
+        "layout_kv": "PA_BSND",
+        "attention_mode": 2,
+    }
 
 
 def _parts(rows: Tensor) -> list[Tensor]:

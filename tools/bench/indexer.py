@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.ops import layout, lightning_indexer, lightning_indexer_quant
-from glm5_ascend.ops.layout import Layout
+from glm5_ascend.ops import lightning_indexer, lightning_indexer_quant
 from glm5_ascend.ops.lightning_indexer import cpu
 from glm5_ascend.ops.verify.compare import Figures, error_limit, selection
 from tools.bench import indexer_peers as peers
@@ -23,33 +22,31 @@ Entries = Iterator[Contestant | Absent]
 
 def project(data: Data, dtype: str, count: int) -> Callable[[], Tensor]:
     """The public function on paged keys; int32 [1, 1, count]."""
+    arguments, where = _arguments(data, dtype), _where(data, count)
+    if dtype == "bf16":
+        return lambda: lightning_indexer(*arguments, **where, backend="cpu")[0]
+    query, key, weights, *scales = arguments
+    return lambda: lightning_indexer_quant(query, key, weights, *scales, **where, backend="cpu")
+
+
+def kernel(data: Data, dtype: str, count: int) -> Callable[[], Tensor]:
+    """What the public function calls once its arguments are checked; int32 [1, 1, count]."""
+    arguments, where = _arguments(data, dtype), _where(data, count)
+    run = (cpu.plan if dtype == "bf16" else cpu.plan_quant)(*arguments, **where)
+    assert run is not None
+    return partial(run, *arguments, **where)
+
+
+def _where(data: Data, count: int) -> dict[str, Any]:
     lengths = _lengths(data)
-    where: dict[str, Any] = {
+    return {
         "actual_seq_lengths_query": lengths[0],
         "actual_seq_lengths_key": lengths[1],
         "block_table": data.table,
         "layout_query": "TND",
         "layout_key": "PA_BSND",
         "sparse_count": count,
-        "backend": "cpu",
     }
-    query, key, weights, *scales = _arguments(data, dtype)
-    if dtype == "bf16":
-        return lambda: lightning_indexer(query, key, weights, **where)[0]
-    query_scale, key_scale = scales
-    return lambda: lightning_indexer_quant(query, key, weights, query_scale, key_scale, **where)
-
-
-def kernel(data: Data, dtype: str, count: int) -> Callable[[], Tensor]:
-    """What the public function calls once its arguments are checked; int32 [1, count]."""
-    query, key, weights, *scales = _arguments(data, dtype)
-    where = Layout("TND", "PA_BSND", *_lengths(data), data.table)
-    spans = layout.spans(where, query, key)
-    rows = query, key.flatten(0, -2), weights
-    if dtype == "bf16":
-        return lambda: cpu.forward(*rows, *spans, count, causal=True)[0]
-    scale = scales[0], scales[1].flatten()
-    return lambda: cpu.forward_quant(*rows, *scale, *spans, count, causal=True)
 
 
 def _lengths(data: Data) -> tuple[Tensor, Tensor]:
