@@ -181,7 +181,8 @@ def load_yaml(text: str, source: str) -> object:
     try:
         document = yaml.load(text, UniqueLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if deep else " ".join(str(error).split())
         raise PlanError(f"{source} is no YAML: {reason}", _HINT) from error
     _refuse_odd(document, source)
     return document

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from glm5_ascend import console
 from glm5_ascend.cli_base import DIRECTORY, Count, Finite, Glm5Command
@@ -117,6 +118,9 @@ def plan(as_json: bool, **options: Any) -> int:
     """
     if (options["concurrency"] is None) == (options["rate"] is None):
         raise click.UsageError("give either --concurrency or --rate")
+    source = click.get_current_context().get_parameter_source("accepted")
+    if options["drafts"] == 0 and source is not ParameterSource.DEFAULT:
+        raise click.UsageError("--accept-len is of drafts, and --mtp 0 makes none")
     from glm5_ascend.deploy.planner.command import PlanOptions
     from glm5_ascend.deploy.planner.command import plan as run
 

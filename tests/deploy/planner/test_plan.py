@@ -275,6 +275,14 @@ def test_one_of_load_and_rate_is_wrong_usage() -> None:
         assert isinstance(run(*words).exception, UsageError)
 
 
+def test_acceptance_without_drafts_is_wrong_usage() -> None:
+    words = ("--concurrency", "8", "--mtp", "0", "--accept-len")
+    for length in ("2.0", "2.8"):
+        error = run(*words, length).exception
+        assert isinstance(error, UsageError)
+        assert "--accept-len" in str(error)
+
+
 def test_nothing_near_is_said() -> None:
     options = replace(OPTIONS, model="glm-5.2", quant="bf16", hw="a2:1")
     planned = run_plan(options)

@@ -138,6 +138,12 @@ def with_env(name: str, value: object = "1") -> dict[str, Any]:
     return changed(roles=roles)
 
 
+def test_brackets_without_end(tmp_path: Path) -> None:
+    file = tmp_path / "deep.yaml"
+    file.write_text("[" * 50_000)
+    refused(run(file, "--dry-run"), "deep.yaml is no YAML: nested too deeply")
+
+
 def servers(count: object) -> dict[str, Any]:
     return changed(hardware={"sku": "a3-752t", "servers": count})
 
