@@ -22,6 +22,7 @@ _SWITCH = ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "
 _WHOLE = re.compile(r"\s*[+-]?\d+(?:_\d+)*(?:\.0*)?\s*")
 _BOUND = re.compile(r"([<>]=?) (\S+)")
 _PORT = "whole > 0 <= 65535"
+_PORTS = ("--port", "--master-port")  # --data-parallel-rpc-port has bounds of its own
 _SIDES = ("prefill", "decode")
 _SIDE_SIZES = ("dp_size", "tp_size", "pp_size")
 
@@ -120,6 +121,18 @@ def graphs(context: Context) -> Iterator[Condition]:
     number = None if largest is None else read_number(largest, "whole")
     if number is not None and number < 1 and not context.is_eager:
         yield Condition("capture-none", flag, f"the largest is {number:g}" if sizes != [] else "")
+
+
+@check
+def ports(context: Context) -> Iterator[Condition]:
+    command = context.command
+    given = {name: command.text(name) for name in _PORTS}
+    given["HCCL_IF_BASE_PORT"] = command.env.get("HCCL_IF_BASE_PORT", "")
+    for name, text in given.items():
+        number = _of_flag(text)
+        least = "whole >= 0 <= 65535" if name == "--port" else _PORT  # 0 is any free port
+        if number is not None and breach(number, least):
+            yield Condition("port-range", name, f"{name} {text}")
 
 
 @check

@@ -156,6 +156,9 @@ def test_releases_before_the_typed_classes_ask_for_integers() -> None:
         ("--gpu-memory-utilization nan", "number-invalid"),
         ("--data-parallel-rpc-port 99999", "number-range"),
         ("--speculative-config.num_speculative_tokens -1", "number-range"),
+        ("--port -5", "port-range"),
+        ("--master-port 0", "port-range"),
+        ("--port 0", ""),
         ("--max-model-len -1", ""),
         ("--max-model-len auto", ""),
         ("--gpu-memory-utilization 0.92", ""),
@@ -167,4 +170,4 @@ def test_plain_flags(words: str, rule: str) -> None:
     line = "vllm serve GLM-5.2-w8a8 -tp 8 -dp 2 --enable-expert-parallel " + words
     found = {f.rule for f in examine(contexts(line)) if f.severity == "error"}
     wanted = {rule} if rule else set()
-    assert found & (NUMBER_RULES | {"size-zero", "number-invalid"}) == wanted
+    assert found & (NUMBER_RULES | {"size-zero", "number-invalid", "port-range"}) == wanted
