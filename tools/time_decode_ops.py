@@ -66,6 +66,14 @@ class Steps:
         """Tokens per second."""
         return 1e9 / median(self.tokens)
 
+    def row(self) -> dict[str, float]:
+        """What is recorded of them."""
+        return {
+            "operators_us": round(self.operator_time, 1),
+            "tokens_per_second": round(self.rate, 2),
+            "steps": len(self.operators),
+        }
+
 
 class Clock:
     """Times the operators of the running step, and keeps what finished steps took."""
@@ -257,19 +265,15 @@ def main() -> None:
     llama = llama_rate(options.gguf, options.context, options.steps)
     print(f"llama.cpp: {llama if isinstance(llama, str) else f'{llama:.1f} tokens/s'}")
     if options.record:
+        common = {
+            "checkpoint": options.checkpoint.name,
+            "context": options.context,
+            "dtype": options.dtype,
+            "clock": options.clock,
+            "llama_cpp": llama,
+        }
         rows = [
-            {
-                "checkpoint": options.checkpoint.name,
-                "backend": backend,
-                "context": options.context,
-                "dtype": options.dtype,
-                "clock": options.clock,
-                "operators_us": round(steps.operator_time, 1),
-                "tokens_per_second": round(steps.rate, 2),
-                "steps": len(steps.operators),
-                "same": same[backend],
-                "llama_cpp": llama,
-            }
+            {**common, "backend": backend, "same": same[backend], **steps.row()}
             for backend, steps in spent.items()
         ]
         words = [Path(word).name if Path(word).exists() else word for word in sys.argv[1:]]

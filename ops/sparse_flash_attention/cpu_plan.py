@@ -50,17 +50,12 @@ def plan(
     query, query_rope, key, key_rope, _, table, ends, lengths = given
     if not all(x.numel() and x.stride(-1) == 1 for x in given):
         return None
-    rows, heads, width = query.shape
-    size, count, blocks = query.element_size(), sparse_indices.shape[2], key.shape[0]
-    places = [(0, q.stride(0) * size, q.stride(1) * size, q.shape[2]) for q in (query, query_rope)]
-    places += [(0, k.stride(1) * size, 0, k.shape[3]) for k in (key, key_rope, key)]
-    constant = paged.sizes(ends, lengths, table, key, rows) + CALL.pack(
-        *(number for place in places for number in place), 2, DTYPES[query.dtype], -1, rows, heads,
-        blocks * key.shape[1], 0, sparse_indices.stride(0), count, sparse_block_size,
-        sparse_mode == 3, *[0] * 8, scale_value, *[0] * 3,
-    )  # fmt: skip
-    work = rows * heads * count * sparse_block_size * (2 * width + query_rope.shape[2])
-    shape, dtype = (rows, heads, width), query.dtype
+    shape, dtype = query.shape, query.dtype
+    entries = sparse_indices.shape[2], sparse_indices.stride(0), sparse_block_size
+    constant = paged.sizes(ends, lengths, table, key, shape[0]) + _call(
+        (query, query_rope), (key, key_rope, key), entries, scale_value, sparse_mode == 3
+    )
+    work = query.numel() * entries[0] * sparse_block_size * 3
 
     def run(
         query: Tensor,
@@ -89,3 +84,25 @@ def plan(
         return out
 
     return run
+
+
+def _call(
+    queries: tuple[Tensor, Tensor],
+    caches: tuple[Tensor, Tensor, Tensor],
+    entries: tuple[int, int, int],
+    scale: float,
+    causal: bool,
+) -> bytes:
+    """``struct Call`` without addresses and without what ``struct Paged`` says.
+
+    ``entries`` are indices of a row, how far rows of them lie apart, and positions per index.
+    """
+    query, key = queries[0], caches[0]
+    size, (count, row, block) = query.element_size(), entries
+    places = [(0, q.stride(0) * size, q.stride(1) * size, q.shape[2]) for q in queries]
+    places += [(0, k.stride(1) * size, 0, k.shape[3]) for k in caches]
+    return CALL.pack(
+        *(number for place in places for number in place), 2, DTYPES[query.dtype], -1,
+        *query.shape[:2], key.shape[0] * key.shape[1], 0, row, count, block, causal, *[0] * 8,
+        scale, *[0] * 3,
+    )  # fmt: skip
