@@ -90,6 +90,24 @@ def test_a_split_plan_starts_and_leaves_nothing(start: Start, tmp_path: Path) ->
     assert not list(tmp_path.glob("glm5-ascend-*"))
 
 
+def test_two_on_neighbouring_ports(start: Start) -> None:
+    port = three_ports()
+    with start("split", port, decode=GOOD, prefill=GOOD) as one:
+        with start("split", port + 1, decode=GOOD, prefill=GOOD) as two:
+            until_ready(one, port)
+            until_ready(two, port + 1)
+            ports = set()
+            for session in (*children(one.pid), *children(two.pid)):
+                line = Path(f"/proc/{session}/cmdline").read_text()
+                ports.add(line.partition("http=")[2].partition("\0")[0])
+            assert len(ports) == 4
+            two.send_signal(signal.SIGINT)
+            two.communicate(timeout=60)
+        one.send_signal(signal.SIGINT)
+        one.communicate(timeout=60)
+    assert (one.returncode, two.returncode) == (130, 130)
+
+
 @pytest.mark.parametrize("broken", ["prefill", "decode"])
 def test_one_engine_that_does_not_start_ends_the_other(
     broken: str, start: Start, tmp_path: Path
