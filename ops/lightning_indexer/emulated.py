@@ -1,8 +1,9 @@
 """Lightning indexer: the AscendC kernels of ascendc/ on the emulator.
 
 Takes F16 and bf16 with 16, 32, 48 or 64 heads of 128, int8 likewise, at most 2048 positions per row
-and 2^24 keys per request. Scores are summed in F32 over the heads in order, each product fused with
-its sum; int8 dots are exact. A row's bits depend on its own query token and keys only.
+and 2^24 keys per request. Scores are summed in F32; int8 dots are exact. A row's result depends on
+its own query token and keys; in F16 and bf16, where scores lie within the rounding of F32, also on
+whether several blocks share the row.
 """
 
 from __future__ import annotations

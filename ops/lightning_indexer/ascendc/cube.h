@@ -93,7 +93,9 @@ class CubeSide {
     key_.SetGlobalBuffer((__gm__ T*)inputs.key);
     table_.SetGlobalBuffer((__gm__ int32_t*)inputs.table);
     products_.SetGlobalBuffer((__gm__ Score*)inputs.products +
-                            GetBlockIdx() * Tiles::BUFFERS * Tiles::SCORES);
+                              GetBlockIdx() * Tiles::BUFFERS * Tiles::SCORES);
+    rounded_.SetGlobalBuffer((__gm__ half*)inputs.products +
+                             GetBlockIdx() * Tiles::BUFFERS * 2 * Tiles::SCORES);
     pipe_.InitBuffer(keys_buffer_, RING * KEY_BYTES);
     pipe_.InitBuffer(query_buffer_, QUERY_BYTES);
     pipe_.InitBuffer(a_buffer_, QUERY_BYTES);
@@ -200,10 +202,23 @@ class CubeSide {
     WaitFlag<HardEvent::M_FIX>(half);
     if (u.first_of_step() && steps_++ >= Tiles::BUFFERS) CrossCoreWaitFlag(FREE);
     const int64_t buffer = (steps_ - 1) % Tiles::BUFFERS * Tiles::SCORES;
-    Fixpipe(products_[buffer + int64_t(u.row(work_.tiling.heads)) * Tiles::KEYS + u.place() * UNIT],
-            c, FixpipeParamsV220(n, product, product, Tiles::KEYS, true));
+    const int64_t to = int64_t(u.row(work_.tiling.heads)) * Tiles::KEYS + u.place() * UNIT;
+    store(s.alone, buffer, to, c, n, product);
     if (i + 2 < total_) SetFlag<HardEvent::FIX_M>(half);
     if (u.last_of_step()) CrossCoreSetFlag<2, PIPE_FIX>(READY);
+  }
+
+  // m x n products with ReLU, at element `to` of a buffer.
+  __aicore__ void store(bool alone, int64_t buffer, int64_t to, const LocalTensor<Score>& c,
+                        int32_t n, int32_t m) const {
+    if constexpr (!QUANTISED<Score>) {
+      if (alone) {
+        Fixpipe(rounded_[2 * buffer + to], c,
+                FixpipeParamsV220(n, m, m, Tiles::KEYS, true, F322F16, 0, 1, 0, 0));
+        return;
+      }
+    }
+    Fixpipe(products_[buffer + to], c, FixpipeParamsV220(n, m, m, Tiles::KEYS, true));
   }
 
   const Work& work_;
@@ -214,6 +229,7 @@ class CubeSide {
   GlobalTensor<T> query_, key_;
   GlobalTensor<int32_t> table_;
   GlobalTensor<Score> products_;
+  GlobalTensor<half> rounded_;
   TPipe pipe_;
   TBuf<TPosition::A1> keys_buffer_, query_buffer_;
   TBuf<TPosition::A2> a_buffer_;

@@ -28,9 +28,23 @@ class Results {
     fill_from(ub_.places, -1, size, TOP);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
-    copy_out(row);
+    copy_out(row, ub_.places);
     SetFlag<HardEvent::MTE3_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
+  }
+
+  // `row` of the result from n ascending positions in F32.
+  __aicore__ void write_ascending(int32_t row, const LocalTensor<float>& positions,
+                                  int32_t n) const {
+    const auto to = ub_.first.template ReinterpretCast<int32_t>();
+    if (n > 0) Cast(to, positions, RoundMode::CAST_RINT, n);
+    PipeBarrier<PIPE_V>();
+    fill_from(to, -1, n, TOP);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID4);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID4);
+    copy_out(row, to);
+    SetFlag<HardEvent::MTE3_V>(EVENT_ID4);
+    WaitFlag<HardEvent::MTE3_V>(EVENT_ID4);
   }
 
   // The part of `row` whose positions lie in `own`, in its place in the row, from `size` records
@@ -82,7 +96,7 @@ class Results {
     fill_from(ub_.places, -1, n, TOP);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
-    copy_out(row);
+    copy_out(row, ub_.places);
     SetFlag<HardEvent::MTE3_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
   }
@@ -118,8 +132,8 @@ class Results {
     PipeBarrier<PIPE_V>();
   }
 
-  __aicore__ void copy_out(int32_t row) const {
-    DataCopyPad(indices_[int64_t(row) * count_], ub_.places,
+  __aicore__ void copy_out(int32_t row, const LocalTensor<int32_t>& positions) const {
+    DataCopyPad(indices_[int64_t(row) * count_], positions,
                 DataCopyExtParams(1, count_ * sizeof(int32_t), 0, 0, 0));
   }
 

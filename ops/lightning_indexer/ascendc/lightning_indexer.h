@@ -18,7 +18,7 @@ __aicore__ inline void run(GM_ADDR query, GM_ADDR key, GM_ADDR weights, GM_ADDR 
     CubeSide<T, Score, Tiles> cube(work, shares, {query, key, table, products});
     cube.run();
   } else {
-    VectorSide<Score, Tiles> vector(work, shares,
+    VectorSide<T, Score, Tiles> vector(work, shares, {query, key, table, products},
                                     {weights, query_scale, key_scale, table, products}, lists,
                                     indices);
     vector.run();

@@ -8,7 +8,8 @@
 //
 // Before the first level samples bound the score of the last record that can be kept: each of them
 // stands for SAMPLE_STEP records that are no smaller. Lists are cut there; for evenly spread scores
-// little more than `count` records of all lists together are merged then.
+// little more than `count` records of all lists together are merged then. The same bound from the
+// first keys of a single row, while the others come, spares most of those the sorting.
 #pragma once
 
 #include "finish.h"
@@ -20,7 +21,7 @@ template <class Tiles>
 class Merge {
  public:
   static constexpr int32_t LIST = Tiles::LIST, UNIT = Tiles::UNIT;
-  static constexpr int32_t SAMPLED = SAMPLE_STEP * Tiles::SAMPLES;  // records
+  static constexpr int32_t SAMPLED_RECORDS = SAMPLE_STEP * Tiles::SAMPLES;
   static constexpr int32_t BLOCK_PLACES = Tiles::LISTS * Tiles::PLACE / 8;  // units of 32 bytes
 
   __aicore__ Merge(const Work& work, const Shares& shares, const Buffers<Tiles>& ub, GM_ADDR lists)
@@ -49,19 +50,41 @@ class Merge {
     return s.halved ? VECTORS * block + vector_ : block;
   }
 
-  // The list of this AIV's part, with room for its samples, and the samples.
+  // Records of this AIV's part of a row that sees `seen` keys.
+  __aicore__ int32_t listed(const Segment& s, int32_t seen) const {
+    return listed(s.part[part(s) % VECTORS], seen);
+  }
+  // The list of this AIV's part, `size` records and as many more as are `listed`, with room for its
+  // samples, and the samples.
   __aicore__ void store(const Segment& s, int32_t row, const LocalTensor<float>& list,
-                        int32_t size) const {
+                        int32_t size, int32_t listed) const {
     const int64_t to = place(block_, s.slot, vector_, row);
-    fill_from(list, LOWEST, 2 * size, 2 * SAMPLE_STEP * Tiles::SAMPLES);
+    fill_from(list, LOWEST, 2 * size, larger(2 * SAMPLED_RECORDS, round_up(2 * listed, 8)));
     SetFlag<HardEvent::V_MTE3>(EVENT_ID1);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID1);
-    if (size > 0) DataCopy(lists_[to], list, round_up(2 * size, 8));
-    // The block of four records that ends with the sampled one.
-    DataCopy(lists_[to + Tiles::SAMPLES_AT], list[2 * (SAMPLE_STEP - 4)],
-             DataCopyParams(Tiles::SAMPLES, 1, SAMPLE_STEP / 4 - 1, 0));
+    if (listed > 0) DataCopy(lists_[to], list, round_up(2 * listed, 8));
+    store_samples(to + Tiles::SAMPLES_AT, list);
     SetFlag<HardEvent::MTE3_V>(EVENT_ID1);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID1);
+  }
+  // Samples of the first keys of this AIV's part, for all AIVs.
+  __aicore__ void store_early(const Segment& s, const LocalTensor<float>& list,
+                              int32_t size) const {
+    fill_from(list, LOWEST, 2 * size, 2 * SAMPLED_RECORDS);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID5);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID5);
+    store_samples(place(block_, s.slot, vector_, 0) + Tiles::MERGED_AT, list);
+    CrossCoreSetFlag<0, PIPE_MTE3>(SAMPLED);
+    SetFlag<HardEvent::MTE3_V>(EVENT_ID5);
+    WaitFlag<HardEvent::MTE3_V>(EVENT_ID5);
+  }
+  // A score that at least `count` of the first keys reach by the samples of all AIVs, or -infinity.
+  __aicore__ float early_bound(const Segment& s) const {
+    const int32_t all = parts(s.group), needed = samples_needed(), each = samples_each(all);
+    CrossCoreWaitFlag(SAMPLED);
+    if (all * each < needed || 8 * all * each > LIST) return LOWEST;
+    return least_score(s, 0, needed, each, Tiles::MERGED_AT, ub_.kept[LIST],
+                       ub_.values[Tiles::TOP]);
   }
 
   // A merged list and its size.
@@ -115,14 +138,16 @@ class Merge {
                            const LocalTensor<float>& to) const {
     const int32_t own = part(s), all = parts(s.group);
     if (own % (4 * stride) != 0 || all == 1 || (stride > 1 && own + stride >= all)) return 0;
-    const int32_t needed = (work_.tiling.count + SAMPLE_STEP - 1) / SAMPLE_STEP;
-    // Twice as many samples as are needed, if lists have so many.
-    const int32_t each = smaller(Tiles::SAMPLES, (2 * needed + all - 1) / all);
+    const int32_t needed = samples_needed(), each = samples_each(all);
     const bool cut = stride == 1 && all > 4 && all * each >= needed && 2 * all * each <= LIST;
-    const float least = cut ? least_score(s, row, needed, each) : LOWEST;
+    float least = LOWEST;
+    if (cut) {
+      least = least_score(s, row, needed, each, Tiles::SAMPLES_AT, ub_.pieces, ub_.values);
+    }
     const int32_t end = smaller(own + 4 * stride, all);
     Lists lists;
-    if (stride == 1) load_parts(s, row, seen, {own, end}, cut ? SAMPLED : Tiles::TOP, lists);
+    const int32_t first = cut ? SAMPLED_RECORDS : Tiles::TOP;  // records
+    if (stride == 1) load_parts(s, row, seen, {own, end}, first, lists);
     else load_merged(s, row, seen, {own, end}, stride, lists);
     if (lists.count == 0) return 0;
     if (cut) shorten(s, row, least, lists);
@@ -151,21 +176,38 @@ class Merge {
     return s.halved ? p % VECTORS : vector_;
   }
 
+  __aicore__ int32_t samples_needed() const {
+    return (work_.tiling.count + SAMPLE_STEP - 1) / SAMPLE_STEP;
+  }
+  // Of each of `all` lists: twice as many samples as are needed, if lists have so many.
+  __aicore__ int32_t samples_each(int32_t all) const {
+    return smaller(Tiles::SAMPLES, (2 * samples_needed() + all - 1) / all);
+  }
+  // The block of four records that ends with the sampled one.
+  __aicore__ void store_samples(int64_t to, const LocalTensor<float>& list) const {
+    DataCopy(lists_[to], list[2 * (SAMPLE_STEP - 4)],
+             DataCopyParams(Tiles::SAMPLES, 1, SAMPLE_STEP / 4 - 1, 0));
+  }
+  __aicore__ int32_t listed(Span units, int32_t seen) const {
+    const int32_t keys = smaller(seen, units.end * UNIT) - smaller(seen, units.begin * UNIT);
+    return smaller(work_.tiling.count, keys);
+  }
+
   // A score that at least `count` records of all parts reach: the `needed`-th of `each` samples of
-  // every part.
-  __aicore__ float least_score(const Segment& own, int32_t row, int32_t needed,
-                               int32_t each) const {
+  // every part, which lie `from` in their places and come to `raw`; `values` is room.
+  __aicore__ float least_score(const Segment& own, int32_t row, int32_t needed, int32_t each,
+                               int32_t from, const LocalTensor<float>& raw,
+                               const LocalTensor<float>& values) const {
     const Span blocks = shares_.blocks(own.group);
     const Segment first = segment(own.group, 0);
     const int32_t more = blocks.end - blocks.begin - 1;
     int32_t words = 0;
     for (int32_t v = 0; v < (own.halved ? VECTORS : 1); ++v) {
-      DataCopy(ub_.pieces[words],
-               lists_[place(blocks.begin, first.slot, vector(own, v), row) + Tiles::SAMPLES_AT],
-               8 * each);
+      DataCopy(raw[words],
+               lists_[place(blocks.begin, first.slot, vector(own, v), row) + from], 8 * each);
       words += 8 * each;
-      DataCopy(ub_.pieces[words],
-               lists_[place(blocks.begin + 1, 0, vector(own, v), row) + Tiles::SAMPLES_AT],
+      DataCopy(raw[words],
+               lists_[place(blocks.begin + 1, 0, vector(own, v), row) + from],
                DataCopyParams(more, each, BLOCK_PLACES - each, 0));
       words += 8 * each * more;
     }
@@ -173,14 +215,14 @@ class Merge {
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID5);
     // Of each eight words the seventh.
     uint64_t kept = 0;
-    GatherMask(ub_.left, ub_.pieces, 5, true, words, GatherMaskParams(1, 1, 8, 0), kept);
+    GatherMask(ub_.left, raw, 5, true, words, GatherMaskParams(1, 1, 8, 0), kept);
     PipeBarrier<PIPE_V>();
-    GatherMask(ub_.values, ub_.left, 2, true, words / 4, GatherMaskParams(1, 1, 8, 0), kept);
+    GatherMask(values, ub_.left, 2, true, words / 4, GatherMaskParams(1, 1, 8, 0), kept);
     PipeBarrier<PIPE_V>();
     const int32_t samples = words / 8, lanes = round_up(samples, 32);
-    fill_from(ub_.values, LOWEST, samples, lanes);
+    fill_from(values, LOWEST, samples, lanes);
     PipeBarrier<PIPE_V>();
-    const LocalTensor<float> sorted = sort(ub_, ub_.values, ub_.places, lanes);
+    const LocalTensor<float> sorted = sort(ub_, values, ub_.places, lanes);
     // S, and what it issues later, comes after the vector instructions, and shorten() after S.
     SetFlag<HardEvent::V_S>(EVENT_ID2);
     WaitFlag<HardEvent::V_S>(EVENT_ID2);
@@ -192,9 +234,7 @@ class Merge {
                              int32_t most, Lists& lists) const {
     for (int32_t p = parts.begin; p < parts.end; ++p) {
       const Segment s = segment(own.group, p);
-      const Span units = s.part[p % VECTORS];
-      const int32_t keys = smaller(seen, units.end * UNIT) - smaller(seen, units.begin * UNIT);
-      const int32_t size = smaller(work_.tiling.count, keys);
+      const int32_t size = listed(s.part[p % VECTORS], seen);
       if (size == 0) continue;
       DataCopy(ub_.pieces[lists.count * LIST],
                lists_[place(block(own.group, p), s.slot, vector(s, p), row)],
@@ -229,21 +269,21 @@ class Merge {
   }
 
   // Cuts lists of single parts before the first record below `least`; at least one record stays.
-  // SAMPLED records of each are loaded; the others follow where they may be needed.
+  // SAMPLED_RECORDS of each are loaded; the others follow where they may be needed.
   __aicore__ void shorten(const Segment& own, int32_t row, float least, Lists& lists) const {
     SetFlag<HardEvent::MTE2_S>(EVENT_ID1);
     WaitFlag<HardEvent::MTE2_S>(EVENT_ID1);
     bool more = false;
     int32_t high[4];
     for (int32_t i = 0; i < lists.count; ++i) {
-      high[i] = smaller(lists.length[i], SAMPLED);
-      if (high[i] == lists.length[i] || score(i, SAMPLED - 1) < least) continue;
+      high[i] = smaller(lists.length[i], SAMPLED_RECORDS);
+      if (high[i] == lists.length[i] || score(i, SAMPLED_RECORDS - 1) < least) continue;
       const int32_t p = lists.part[i];
       const Segment s = segment(own.group, p);
       high[i] = lists.length[i];
-      DataCopy(ub_.pieces[i * LIST + 2 * SAMPLED],
-               lists_[place(block(own.group, p), s.slot, vector(s, p), row) + 2 * SAMPLED],
-               round_up(2 * (lists.length[i] - SAMPLED), 8));
+      DataCopy(ub_.pieces[i * LIST + 2 * SAMPLED_RECORDS],
+               lists_[place(block(own.group, p), s.slot, vector(s, p), row) + 2 * SAMPLED_RECORDS],
+               round_up(2 * (lists.length[i] - SAMPLED_RECORDS), 8));
       more = true;
     }
     if (more) {

@@ -16,6 +16,10 @@ struct Span {
   int32_t begin, end;
 };
 
+// Whether products are whole numbers, with scales.
+template <class Score>
+constexpr bool QUANTISED = Score(0.5f) == Score(0);
+
 __aicore__ inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 __aicore__ inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 __aicore__ inline int32_t round_up(int32_t n, int32_t step) { return (n + step - 1) / step * step; }
@@ -120,9 +124,18 @@ class Groups {
 // Which block has which units.
 class Shares {
  public:
-  __aicore__ explicit Shares(const Work& work) {
-    for (Groups groups(work); groups.next();) total_ = groups.group.base + groups.group.units;
+  __aicore__ explicit Shares(const Work& work) : by_score_(work.tiling.by_score) {
+    int32_t rows = 0;
+    for (Groups groups(work); groups.next();) {
+      total_ = groups.group.base + groups.group.units;
+      rows += groups.group.rows;
+    }
     blocks_ = smaller(int32_t(GetBlockNum()), total_);
+    one_row_ = rows == 1;
+  }
+  // Whether all blocks have parts of one row, of `units` units each or more.
+  __aicore__ bool together(int32_t units) const {
+    return one_row_ && blocks_ > 1 && total_ / blocks_ >= units;
   }
   __aicore__ Span of(int32_t block) const {
     if (block >= blocks_) return {total_, total_};
@@ -134,6 +147,7 @@ class Shares {
   __aicore__ Span blocks(const Group& group) const {
     return {block_of(group.base), block_of(group.base + group.units - 1) + 1};
   }
+  __aicore__ bool by_score() const { return by_score_; }
   // The AIVs of a block halve the keys of a single row that several blocks share. More rows, they
   // share out; a row of one block goes to one of them.
   __aicore__ bool halves(const Group& group) const {
@@ -146,6 +160,8 @@ class Shares {
     return int32_t(int64_t(block) * total_ / blocks_);
   }
 
+  const bool by_score_;
+  bool one_row_ = false;
   int32_t total_ = 0, blocks_ = 0;
 };
 
@@ -157,14 +173,18 @@ struct Segment {
   bool halved;
   int32_t step, steps;  // units that an AIV takes at once, and how often
   int32_t slot;        // of its partial lists: 0 if it begins where the block's share begins
+  // Rows of one block, wanted in ascending order: a threshold is found instead of sorting, and
+  // products of floats come rounded to F16.
+  bool alone;
 };
 
 __aicore__ inline Segment segment_of(const Group& group, const Shares& shares, int32_t block,
                                      int32_t step) {
-  const Span share = shares.of(block);
+  const Span share = shares.of(block), all = shares.blocks(group);
   Segment s;
   s.group = group;
   s.halved = shares.halves(group);
+  s.alone = all.end - all.begin == 1 && !shares.by_score();
   s.units = {larger(share.begin, group.base) - group.base,
              smaller(share.end, group.base + group.units) - group.base};
   const int32_t middle = s.units.begin + (s.units.end - s.units.begin + 1) / 2;

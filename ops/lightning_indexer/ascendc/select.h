@@ -31,6 +31,25 @@ class Selection {
     Duplicate(ub_.values[row * TOP], LOWEST, TOP);
   }
 
+  // Scores below `bound` need not be kept: S has waited for V since the last flush().
+  __aicore__ void limit(int32_t row, float bound) {
+    Row& r = rows_[row];
+    int32_t low = 1, high = r.kept;  // the last record to keep lies in low … high
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      if (best(row).GetValue(2 * middle) >= bound) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    r.kept = low;
+    r.bound = bound;
+    r.limited = true;
+    SetFlag<HardEvent::S_V>(EVENT_ID5);
+    WaitFlag<HardEvent::S_V>(EVENT_ID5);
+  }
+
   // ub.scores holds n scores of positions first, first + 1, …, none of them NaN, then -infinity.
   // `settle`: sort them at once while there are fewer than `count`, since there is time.
   __aicore__ void add(int32_t row, int32_t first, int32_t n, bool settle) {
@@ -38,7 +57,8 @@ class Selection {
     if (r.used + KEYS > WAITING) flush(row);
     const LocalTensor<float> values = ub_.values[row * TOP + r.used];
     const LocalTensor<int32_t> places = ub_.places[row * TOP + r.used];
-    if (r.kept < count_) {
+    const bool all = r.kept == count_;
+    if (!all && !r.limited) {
       const int32_t whole = round_up(n, 8);
       DataCopy(values, ub_.scores, whole);
       CreateVecIndex(places, first, whole);
@@ -49,7 +69,7 @@ class Selection {
       return;
     }
     CreateVecIndex(ub_.ramp, first, KEYS);
-    Compares(ub_.bits, ub_.scores, r.lowest, CMPMODE::GT, KEYS);
+    Compares(ub_.bits, ub_.scores, all ? r.lowest : r.bound, all ? CMPMODE::GT : CMPMODE::GE, KEYS);
     PipeBarrier<PIPE_V>();
     const auto pattern = ub_.bits.template ReinterpretCast<uint32_t>();
     const GatherMaskParams once(1, 1, 8, 0);
@@ -92,6 +112,8 @@ class Selection {
     int32_t used = 0, waiting = 0;  // lanes of the unsorted candidates, and candidates in them
     int32_t kept = 0;
     float lowest = 0;               // score of the last of `count` kept ones
+    bool limited = false;
+    float bound = 0;  // of what is wanted while fewer are kept, if limited
   };
 
   __aicore__ float lowest(const LocalTensor<float>& best) const {

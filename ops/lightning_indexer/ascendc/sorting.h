@@ -29,17 +29,27 @@ struct Buffers {
   static constexpr int32_t MOST_HEADS = 64, ROWS = ROWS_PER_VECTOR;
   static constexpr int32_t HEAD_WORDS = ROWS * MOST_HEADS;
   static constexpr int32_t FOUR = 4 * LIST;
-  static constexpr int32_t PIECES = 2 * PIECE > FOUR ? 2 * PIECE : FOUR;
-  static constexpr int32_t WORDS = PIECES + 2 * ROWS * TOP + (3 + ROWS) * LIST + 4 * KEYS +
-                                   4 * HEAD_WORDS + 64 + 8 * 5;
+  static constexpr int32_t DIM = 128;
+  // A row's candidates, of which no more than `count` are kept now and then.
+  static constexpr int32_t CAP = 2 * TOP;
+  // Of a row's queries so many heads are multiplied with keys again at once.
+  static constexpr int32_t AGAIN = 32, QUERY = AGAIN * DIM;
+  static constexpr int32_t PIECES =
+      2 * PIECE > FOUR ? (2 * PIECE > 2 * QUERY ? 2 * PIECE : 2 * QUERY) : FOUR;
+  static constexpr int32_t SORTING = 2 * ROWS * TOP + (3 + ROWS) * LIST;
+  static constexpr int32_t SPARE = SORTING - 2 * ROWS * CAP - 2 * CAP;
+  static constexpr int32_t WORDS =
+      PIECES + SORTING + 4 * KEYS + 4 * HEAD_WORDS + 2 * CAP / 32 + 16 + 2 * ROWS * 64 + 64 + 8 * 5;
   static_assert(WORDS * 4 <= 192 * 1024 - 256, "UB");
   static_assert(2 * ROWS * TOP + 2 * LIST >= FOUR, "merged lists end before `right`");
-  static_assert(KEYS <= 8 * 256, "bits");
+  static_assert(KEYS <= CAP && CAP % 64 == 0, "bits");
+  static_assert(SPARE >= 256, "a key and its products");
   static_assert(TOP >= 2 * KEYS && TOP <= 2048 && KEYS % 64 == 0, "tiles");
 
   __aicore__ explicit Buffers(TPipe& pipe) {
     pipe.InitBuffer(all_, WORDS * 4);
     pieces = take<float>(PIECES);
+    const int32_t begin = used_;
     values = take<float>(ROWS * TOP);
     places = take<int32_t>(ROWS * TOP);
     const int32_t sorting = used_;
@@ -50,15 +60,26 @@ struct Buffers {
     high_pair = view<float>(sorting + LIST, 2 * LIST);
     four = view<float>(PIECES, FOUR);
     kept = take<float>(ROWS * LIST);
+    candidates = view<float>(begin, ROWS * CAP);
+    positions = view<float>(begin + ROWS * CAP, ROWS * CAP);
+    first = view<float>(begin + 2 * ROWS * CAP, CAP);
+    second = view<float>(begin + 2 * ROWS * CAP + CAP, CAP);
+    spare = view<float>(begin + 2 * ROWS * CAP + 2 * CAP, SPARE);
     scores = take<float>(KEYS);
+    const int32_t numbers_at = used_;
     ramp = take<int32_t>(KEYS);
+    numbers = view<float>(numbers_at, KEYS);
     scales = take<float>(KEYS);
     raw_scales = take<float>(KEYS);
     weights = take<float>(HEAD_WORDS);
     raw_weights = take<float>(HEAD_WORDS);
     query_scales = take<float>(HEAD_WORDS);
     raw_query_scales = take<float>(HEAD_WORDS);
-    bits = take<uint8_t>(64);
+    bits = take<uint8_t>(CAP / 32);
+    more_bits = take<uint8_t>(CAP / 32);
+    tame = take<uint8_t>(16);
+    most = take<float>(2 * ROWS * 64);
+    found = take<float>(64);
     sizes = take<int32_t>(8 * 5);
   }
 
@@ -70,8 +91,14 @@ struct Buffers {
   LocalTensor<float> kept;  // the best so far of each row
   LocalTensor<float> scores, scales, raw_scales;
   LocalTensor<int32_t> ramp;
+  LocalTensor<float> numbers;  // the same place
   LocalTensor<float> weights, raw_weights, query_scales, raw_query_scales;
-  LocalTensor<uint8_t> bits;
+  LocalTensor<uint8_t> bits, more_bits, tame;
+  // Where a threshold is found, over the six before `scores`: scores and positions of each row's
+  // candidates, lists that shrink, and what is sorted or multiplied on the way.
+  LocalTensor<float> candidates, positions, first, second, spare;
+  LocalTensor<float> most;   // of each row and lane, the largest sums over heads so far
+  LocalTensor<float> found;  // single results
   LocalTensor<int32_t> sizes;  // of four lists that come, and of one that goes
 
  private:
@@ -113,13 +140,11 @@ __aicore__ inline void merge_fours(const LocalTensor<float>& to, const LocalTens
 }
 
 // Records of n candidates, a multiple of 32, by descending score, equal scores in the order in
-// which they came. The result lies in `left` or `right`.
-template <class Tiles>
-__aicore__ inline LocalTensor<float> sort(const Buffers<Tiles>& ub,
+// which they came. The result lies in `from` or `to`.
+__aicore__ inline LocalTensor<float> sort(LocalTensor<float> from, LocalTensor<float> to,
                                           const LocalTensor<float>& values,
-                                          const LocalTensor<int32_t>& places, int32_t n) {
-  LocalTensor<float> from = ub.left, to = ub.right;
-  Sort32(from, values, places.template ReinterpretCast<uint32_t>(), n / 32);
+                                          const LocalTensor<uint32_t>& places, int32_t n) {
+  Sort32(from, values, places, n / 32);
   for (int32_t length = 32; length < n; length *= 4) {
     PipeBarrier<PIPE_V>();
     merge_fours(to, from, n, length);
@@ -129,6 +154,13 @@ __aicore__ inline LocalTensor<float> sort(const Buffers<Tiles>& ub,
   }
   PipeBarrier<PIPE_V>();
   return from;
+}
+// The same in `left` or `right`.
+template <class Tiles>
+__aicore__ inline LocalTensor<float> sort(const Buffers<Tiles>& ub,
+                                          const LocalTensor<float>& values,
+                                          const LocalTensor<int32_t>& places, int32_t n) {
+  return sort(ub.left, ub.right, values, places.template ReinterpretCast<uint32_t>(), n);
 }
 
 }  // namespace lightning_indexer

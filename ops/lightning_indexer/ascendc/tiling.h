@@ -38,8 +38,9 @@ constexpr int32_t MOST_ROWS = 128, ROWS_PER_VECTOR = 2, VECTORS = 2;
 // Lists are sampled at every SAMPLE_STEP-th record to bound the score of the last one kept.
 constexpr int32_t SAMPLE_STEP = 32;
 
-// Cross-core flags of a block: a step's scores are in GM; its buffer may be written again.
-constexpr uint16_t READY = 0, FREE = 1;
+// Cross-core flags of a block: a step's scores are in GM; its buffer may be written again. Of all
+// AIVs: samples of the first keys are in GM.
+constexpr uint16_t READY = 0, FREE = 1, SAMPLED = 2;
 
 // Query tokens that share a product.
 constexpr int32_t group_rows(int32_t heads) {

@@ -2,23 +2,29 @@
 #pragma once
 
 #include "merge.h"
+#include "pool.h"
 #include "scores.h"
 
 namespace lightning_indexer {
 
-template <class Score, class Tiles>
+template <class T, class Score, class Tiles>
 class VectorSide {
  public:
   static constexpr int32_t UNIT = Tiles::UNIT, STEP = Tiles::STEP, KEYS = Tiles::KEYS;
+  static constexpr bool ROUNDED = !QUANTISED<Score>;
+  // Steps of an AIV from which on its row is bounded early, and until samples are there.
+  static constexpr int32_t MANY = 4, LATER = 1;
 
-  __aicore__ VectorSide(const Work& work, const Shares& shares, const ScoreInputs& inputs,
-                        GM_ADDR lists, GM_ADDR indices)
+  __aicore__ VectorSide(const Work& work, const Shares& shares, const CubeInputs& cube,
+                        const ScoreInputs& inputs, GM_ADDR lists, GM_ADDR indices)
       : work_(work),
         shares_(shares),
         block_(int32_t(GetBlockIdx()) / VECTORS),
         vector_(int32_t(GetSubBlockIdx())),
         ub_(pipe_),
         selection_(ub_, work.tiling.count),
+        exact_(work, ub_, cube.query, cube.key, cube.table),
+        pool_(ub_, exact_, work.tiling.count),
         scores_(work, ub_, inputs),
         merge_(work, shares, ub_, lists),
         results_(ub_, work.tiling, indices) {}
@@ -29,11 +35,16 @@ class VectorSide {
     const int32_t most = merge_.most_parts();
     for (Segments segments(work_, shares_, block_, STEP); segments.next();) {
       const Segment& s = segments.segment;
+      if (s.alone && rows(s) > 0) {
+        pool(s);
+        continue;
+      }
       select(s);
       const bool shared = merge_.parts(s.group) > 1;
       for (int32_t i = 0; i < rows(s); ++i) {
         if (shared) {
-          merge_.store(s, i, selection_.best(i), selection_.size(i));
+          merge_.store(s, i, selection_.best(i), selection_.size(i),
+                       merge_.listed(s, s.group.visible(first_row(s) + i)));
         } else if (selection_.size(i) > 0) {
           results_.write(s.group.first + first_row(s) + i, selection_.best(i), selection_.size(i));
         }
@@ -106,35 +117,101 @@ class VectorSide {
       const Segment& s = segments.segment;
       steps_left_ += s.steps;
       tiles += rows(s) > 0 ? steps(s) : 0;
-      pieces += steps(s) * rows(s) * (work_.tiling.heads / Buffers<Tiles>::HEADS);
+      pieces += steps(s) * rows(s) * scores_.pieces(s.alone && ROUNDED);
     }
     scores_.expect(tiles, pieces);
   }
 
+  // The first key of a step of this AIV.
+  __aicore__ int32_t position(const Segment& s, int32_t step) const {
+    return (s.part[vector_].begin + step * s.step) * UNIT;
+  }
+  // The products of row i and of step `step`, which is number `steps_` of the block.
+  __aicore__ typename Scores<Score, Tiles>::Tile tile(const Segment& s, int32_t step,
+                                                      int32_t i) const {
+    const int32_t heads = work_.tiling.heads;
+    const int32_t row = s.halved ? vector_ * heads : (first_row(s) + i) * heads;
+    return {(steps_ + step) % Tiles::BUFFERS * Tiles::SCORES, int64_t(row) * KEYS, keys(s, step),
+            s.alone && ROUNDED};
+  }
+  __aicore__ void leave_step() {
+    if (--steps_left_ >= Tiles::BUFFERS) CrossCoreSetFlag<2, PIPE_MTE2>(FREE);
+  }
+
+  // Rows of one block: the next tile comes while the one before is chosen from, unless that may
+  // need its room.
+  __aicore__ void pool(const Segment& s) {
+    const int32_t count = rows(s), first = first_row(s), all = s.steps * count;
+    scores_.load_weights(s.group.first + first, count);
+    for (int32_t i = 0; i < count; ++i) {
+      exact_.begin(i, scores_.weight(i));
+      pool_.begin(i);
+    }
+    fetch(s, 0, count);
+    for (int32_t t = 0; t < all; ++t) {
+      const int32_t step = t / count, i = t % count, at = position(s, step);
+      const int32_t seen = smaller(keys(s, step), s.group.visible(first + i) - at);
+      if constexpr (ROUNDED) scores_.rounded_row(i, tile(s, step, i), seen);
+      else scores_.row(i, tile(s, step, i), seen);
+      if (i + 1 == count) leave_step();
+      const bool early = !pool_.full(i, 1);
+      if (early && t + 1 < all) fetch(s, t + 1, count);
+      if (seen > 0) pool_.add(i, at, seen);
+      if (pool_.full(i)) pool_.shrink(i, {s.group, s.group.first + first + i});
+      if (!early && t + 1 < all) fetch(s, t + 1, count);
+    }
+    steps_ += s.steps;
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t row = s.group.first + first + i;
+      const int32_t size = pool_.finish(i, {s.group, row});
+      if (s.group.visible(first + i) > 0) results_.write_ascending(row, pool_.positions(i), size);
+    }
+  }
+  // Tile t of a segment, whose rows take turns.
+  __aicore__ void fetch(const Segment& s, int32_t t, int32_t rows) {
+    const int32_t step = t / rows;
+    if (t % rows == 0) {
+      CrossCoreWaitFlag(READY);
+      if constexpr (!ROUNDED) scores_.load_scales(s.group, position(s, step), keys(s, step));
+    }
+    scores_.load(tile(s, step, t % rows));
+  }
+
   __aicore__ void select(const Segment& s) {
-    const int32_t heads = work_.tiling.heads, first = first_row(s);
+    const int32_t first = first_row(s);
+    // All parts of a row bound its scores together when a third of them has come.
+    const int32_t early = shares_.together(2 * MANY * s.step) ? steps(s) / 3 : s.steps;
     if (rows(s) > 0) scores_.load_weights(s.group.first + first, rows(s));
     for (int32_t i = 0; i < rows(s); ++i) selection_.begin(i);
-    for (int32_t step = 0; step < s.steps; ++step, ++steps_) {
+    for (int32_t step = 0; step < s.steps; ++step) {
       CrossCoreWaitFlag(READY);
       // Little shall be left to sort when the last keys have come; int8 keys do so soon after those
       // before them.
-      const bool settle = !s.halved || !Scores<Score, Tiles>::QUANT || step + 2 != steps(s);
-      const int32_t n = keys(s, step), position = (s.part[vector_].begin + step * s.step) * UNIT;
+      const bool settle = !s.halved || ROUNDED || step + 2 != steps(s);
+      const int32_t n = keys(s, step), at = position(s, step);
       if (n > 0 && rows(s) > 0) {
-        if constexpr (Scores<Score, Tiles>::QUANT) scores_.load_scales(s.group, position, n);
-        const int32_t buffer_row = s.halved ? vector_ * heads : first * heads;
-        const int64_t at =
-            steps_ % Tiles::BUFFERS * Tiles::SCORES + int64_t(buffer_row) * KEYS;
+        if constexpr (!ROUNDED) scores_.load_scales(s.group, at, n);
         for (int32_t i = 0; i < rows(s); ++i) {
-          const int32_t seen = smaller(n, s.group.visible(first + i) - position);
-          scores_.row(i, at + int64_t(i) * heads * KEYS, n, seen);
-          if (seen > 0) selection_.add(i, position, seen, settle);
+          const int32_t seen = smaller(n, s.group.visible(first + i) - at);
+          scores_.load(tile(s, step, i));
+          scores_.row(i, tile(s, step, i), seen);
+          if (seen > 0) selection_.add(i, at, seen, settle);
         }
       }
-      if (--steps_left_ >= Tiles::BUFFERS) CrossCoreSetFlag<2, PIPE_MTE2>(FREE);
+      if (step == early) {
+        selection_.flush(0);
+        merge_.store_early(s, selection_.best(0), selection_.size(0));
+      }
+      if (step == early + LATER) limit(s);
+      leave_step();
     }
+    steps_ += s.steps;
     for (int32_t i = 0; i < rows(s); ++i) selection_.flush(i);
+  }
+
+  __aicore__ void limit(const Segment& s) {
+    const float bound = merge_.early_bound(s);
+    if (bound > LOWEST) selection_.limit(0, bound);
   }
 
   __aicore__ void merge_level(const Segment& s, int32_t stride) {
@@ -173,6 +250,8 @@ class VectorSide {
   TPipe pipe_;
   Buffers<Tiles> ub_;
   Selection<Tiles> selection_;
+  Exact<T, Tiles> exact_;
+  Pool<T, Score, Tiles> pool_;
   Scores<Score, Tiles> scores_;
   Merge<Tiles> merge_;
   Results<Tiles> results_;

@@ -42,13 +42,14 @@ class Scene:
     count: int = 64
     causal: bool = True
     by_score: bool = False
-    equal: bool = False
+    spread: float = 1.0  # of the keys; 0: all are equal
+    scale: float = 1.0  # of the queries; products beyond F16 if it is large
 
     def call(self, seed: int = 0) -> Call:
         """Random arguments; what no request uses of a page is NaN, or 127 in int8."""
         gen = torch.Generator().manual_seed(seed)
         tokens = sum(self.queries)
-        query = torch.randn(tokens, self.heads, 128, generator=gen)
+        query = self.scale * torch.randn(tokens, self.heads, 128, generator=gen)
         weights = torch.randn(tokens, self.heads, generator=gen).to(self.weights)
         key, keys = self._keys(gen)
         requests = Queries(_starts(self.queries), list(self.queries), tokens)
@@ -63,8 +64,7 @@ class Scene:
 
     def _keys(self, gen: torch.Generator) -> tuple[Tensor, Keys]:
         rows = [torch.randn(n, 128, generator=gen) for n in self.keys]
-        if self.equal:
-            rows = [rows[0][:1].repeat(n, 1) for n in self.keys]
+        rows = [torch.lerp(rows[0][:1].expand_as(row), row, self.spread) for row in rows]
         if not self.page:
             return torch.cat(rows), Keys(list(self.keys), _starts(self.keys), CPU)
         needed = [-(-n // self.page) for n in self.keys]
@@ -92,7 +92,7 @@ SCENES = {
     "spread": Scene((4,), (1200,), blocks=5, count=100),
     "ranked": Scene((4,), (1200,), blocks=5, by_score=True),
     # No list can be cut where all scores are equal.
-    "ties": Scene((4, 1), (1200, 900), blocks=7, count=100, equal=True),
+    "ties": Scene((4, 1), (1200, 900), blocks=7, count=100, spread=0.0),
     "drafts": Scene((4, 3, 1, 2), (700, 333, 40, 7), 3, heads=32, dtype=F16, weights=F16, page=16),
     "int8": Scene((2, 1, 4), (500, 700, 130), 3, dtype=INT8, weights=F16, page=32, count=100),
     # Many small segments per block, rows without keys, by score.
@@ -108,7 +108,13 @@ SCENES = {
     # Rows that see no more than they get, rows of no request.
     "known": Scene((3, 5, 1), (60, 90, 64), blocks=2, page=16, count=64),
     "one_block": Scene((3, 4), (900, 600), 1, heads=32, count=128),
+    # Rows of one block, exactly scored where F16 leaves the choice open: all keys, several pieces.
+    "alone_ties": Scene((4, 2), (500, 300), 1, heads=64, count=100, spread=0.0, page=32),
+    "alone_wide": Scene((2,), (700,), 1, heads=64, dtype=F16, weights=F16, count=90),
+    "close": Scene((4, 1), (900, 400), 1, heads=32, count=120, spread=0.05),
+    "huge": Scene((3, 2), (600, 200), 2, heads=32, count=70, scale=300.0),
     "wide": Scene((2, 1), (260, 800), 4, heads=64, count=1, causal=False),
+    "alone_int8": Scene((4, 3), (900, 300), 1, dtype=INT8, weights=F16, count=100, page=16),
     "int8_direct": Scene((3, 1), (300, 450), 2, heads=48, dtype=INT8, by_score=True),
 }
 
@@ -126,8 +132,9 @@ def wanted(call: Call) -> Tensor:
             weights = call.weights[row].double().numpy()
             if call.query_scale is not None:
                 weights = weights * call.query_scale[row].double().numpy()
-            dots = np.maximum(call.query[row].double().numpy() @ key[:seen].T, 0)
-            score = weights @ dots
+            # Not BLAS, in which equal keys may differ by where they lie.
+            dots = np.einsum("hd,kd->kh", call.query[row].double().numpy(), key[:seen])
+            score = np.einsum("h,kh->k", weights, np.maximum(dots, 0))
             if call.key_scale is not None:
                 score = score * call.key_scale[place[:seen]].double().numpy()
             best = np.argsort(-score, kind="stable")[: call.count]
