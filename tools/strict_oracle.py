@@ -4,7 +4,8 @@
 prepares them, MTP included. ``python -m tools.strict_oracle command --for 0.23.0.post1 -- vllm
 serve …`` runs the real argument parser and every check of the configuration. Both use the Python of
 the release from PyPI with stand-ins for the device, on this CPU: no kernel runs, no memory is
-measured and no process group spans more than this process.
+measured and no process group spans more than this process. ``load DIR --for vllm==0.32.0`` asks
+vLLM alone, as on one NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import click
 
 from glm5_ascend import console
 from glm5_ascend.errors import ExitCode, Glm5Error
-from tools.oracle.install import CACHE, Environment
+from tools.oracle.install import CACHE, Engine, Environment, vllm_alone
 from tools.oracle.releases import RELEASES, Release, find_release
-from tools.oracle.trials import CHIPS, Oracle, Record, run_commands
+from tools.oracle.trials import CHIPS, GPUS, Oracle, Record, run_commands
 from tools.oracle.words import read_command, resolve_model
 
 _release = click.option(
     "--for", "name", required=True, help="Release of vllm-ascend, such as 0.30.0rc2 or 0.30."
+)
+_any_release = click.option(
+    "--for", "name", required=True, help="Such as 0.30.0rc2 of vllm-ascend, or vllm==0.32.0 alone."
 )
 _cache = click.option(
     "--cache", type=click.Path(path_type=Path), default=CACHE, help="Folder of the environments."
@@ -35,6 +39,9 @@ _timeout = click.option(
     "--timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds."
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+
+
+_ALONE = "vllm=="
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,7 +68,7 @@ def releases() -> None:
 
 @cli.command()
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@_release
+@_any_release
 @click.option("--mtp/--no-mtp", default=True, show_default=True, help="Load the MTP drafter too.")
 @_chip
 @_timeout
@@ -71,11 +78,17 @@ def load(
     directory: Path, name: str, mtp: bool, chip: str, timeout: float, cache: Path, as_json: bool
 ) -> None:
     """Load the checkpoint DIRECTORY: build, load_weights, process_weights, MTP."""
-    environment = _environment(name, cache)
+    engine: Engine
+    if name.startswith(_ALONE):
+        engine, chip = vllm_alone(name.removeprefix(_ALONE), cache), GPUS[0]
+        about: Record = {"release": None, "vllm": name.removeprefix(_ALONE), "chip": chip}
+    else:
+        engine = environment = _environment(name, cache)
+        about = _about(environment.release, chip)
     console.note(f"loading {directory}")
-    with Oracle(environment, "load", chip) as oracle:
+    with Oracle(engine, "load", chip) as oracle:
         record = oracle.ask({"directory": str(directory.resolve()), "mtp": mtp}, timeout)
-    _finish({"checkpoint": str(directory), **_about(environment.release, chip), **record}, as_json)
+    _finish({"checkpoint": str(directory), **about, **record}, as_json)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
@@ -130,14 +143,16 @@ def _finish(record: Record, as_json: bool) -> None:
 
 
 def _lines(record: Record) -> list[str]:
-    lines = [f"{record['verdict']} by vllm-ascend {record['release']} ({record['chip']})"]
+    engine = f"vllm-ascend {record['release']}" if record["release"] else f"vLLM {record['vllm']}"
+    lines = [f"{record['verdict']} by {engine} ({record['chip']})"]
     if record.get("exception"):
         lines.append(f"  in {record['stage']}: {record['exception']}: {record['message']}")
         lines.append(f"  at {record['where'] or 'no frame of vLLM'}")
     elif record.get("message"):
         lines.append(f"  {record['message']}")
-    for key in ("uninitialised", "cast", "overwritten"):
+    for key in ("uninitialised", "cast", "overwritten", "unread"):
         lines += [f"  {key}: {text}" for text in record.get(key, [])]
+    lines += [f"  {count} x {method}" for method, count in record.get("methods", {}).items()]
     return lines + [f"  warning: {text}" for text in record.get("warnings", [])]
 
 

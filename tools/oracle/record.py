@@ -102,7 +102,7 @@ def _command_rows(environment: Environment, entries: list[Record]) -> Iterator[R
 def compact(record: Record) -> Record:
     """The parts of a verdict that do not change from run to run, long lists cut."""
     kept = {k: v for k, v in record.items() if k not in ("seconds", "warnings", "config") and v}
-    for key in ("uninitialised", "cast", "overwritten"):
+    for key in ("uninitialised", "cast", "overwritten", "unread"):
         if key in kept:
             names = kept[key]
             more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []

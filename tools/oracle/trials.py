@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import IO, Any
 
 from glm5_ascend.errors import ChildFailed
-from tools.oracle.install import Environment
+from tools.oracle.install import Engine
 
 Record = dict[str, Any]
 
 CHIPS = ("A2", "A3", "A5")
+GPUS = ("H200",)
 # Read when vLLM or vllm-ascend is imported, so a server must start with them.
 IMPORT_TIME = (
     "ASCEND_RT_VISIBLE_DEVICES",
@@ -44,18 +45,19 @@ class Oracle:
     """A running release: imports made once, every trial a process of its own.
 
     Args:
-        environment: an installed release.
+        environment: an installed release, or the vLLM of a Python.
         kind: "command" or "load".
-        chip: "A2", "A3" or "A5", as vllm-ascend's images are built.
+        chip: "A2", "A3" or "A5", as vllm-ascend's images are built, or a GPU for vLLM alone.
         env: variables of :data:`IMPORT_TIME`.
     """
 
     def __init__(
-        self, environment: Environment, kind: str, chip: str, env: Mapping[str, str] | None = None
+        self, environment: Engine, kind: str, chip: str, env: Mapping[str, str] | None = None
     ) -> None:
-        self._name = f"vllm-ascend {environment.release.version}"
+        self._name = environment.name
         self._scratch = Path(tempfile.mkdtemp(prefix="oracle-"))
         self._log = (self._scratch / "log").open("w+")
+        plugins = {} if chip in CHIPS else {"VLLM_PLUGINS": ""}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "ASCEND_"))}
         self._server = subprocess.Popen(
             [environment.python, "-m", "tools.oracle.inside", kind, chip],
@@ -63,7 +65,7 @@ class Oracle:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=self._scratch,
-            env={**kept, **_ENV, **_places(self._scratch), **(env or {})},
+            env={**kept, **_ENV, **plugins, **_places(self._scratch), **(env or {})},
             text=True,
         )
 
@@ -126,7 +128,7 @@ def _places(scratch: Path) -> dict[str, str]:
 
 
 def run_commands(
-    environment: Environment, commands: Iterable[Record], chip: str, timeout: float = 120.0
+    environment: Engine, commands: Iterable[Record], chip: str, timeout: float = 120.0
 ) -> Iterator[tuple[Record, Record]]:
     """Pairs of command and verdict, in groups that can share a server.
 

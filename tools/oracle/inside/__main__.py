@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from tools.oracle.inside import device
+from tools.oracle.inside import device, gpu
 from tools.oracle.inside.report import Record, Warnings, failure
 
 
 def main(kind: str, chip: str) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    device.pretend(chip)
+    (gpu if chip in gpu.GPUS else device).pretend(chip)
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
@@ -30,7 +30,7 @@ def main(kind: str, chip: str) -> None:
 
     # Another process, where vLLM inspects a model class, would come up without the stand-ins.
     registry._run_in_subprocess = lambda function: function()
-    trial = _preload(kind)
+    trial = _preload(kind, chip)
     print("{}", file=results, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -38,7 +38,12 @@ def main(kind: str, chip: str) -> None:
         print(json.dumps(record, ensure_ascii=False), file=results, flush=True)
 
 
-def _preload(kind: str) -> Callable[[Record], Record]:
+def _preload(kind: str, chip: str) -> Callable[[Record], Record]:
+    if chip in gpu.GPUS:
+        from tools.oracle.inside import load_gpu
+
+        load_gpu.prepare()
+        return load_gpu.try_load
     if kind == "command":
         from tools.oracle.inside.command import try_command
 

@@ -31,7 +31,7 @@ def prepare() -> None:
 
 def try_load(trial: Record) -> Record:
     """Verdict on the checkpoint ``trial["directory"]``, with the stages that it passed."""
-    progress = _Progress(mtp=bool(trial["mtp"]))
+    progress = Progress(mtp=bool(trial["mtp"]))
     try:
         progress.run(Path(trial["directory"]))
     except Exception as error:
@@ -50,18 +50,28 @@ def _reads_offsets(directory: Path) -> bool:
     return "A16" in text
 
 
-class _Progress:
+class Progress:
+    """One loading, stage by stage, and what it left undone.
+
+    Args:
+        mtp: the drafter too.
+    """
+
     def __init__(self, *, mtp: bool) -> None:
         self.stage = "config"
         self.found: dict[str, list[str]] = {"uninitialised": [], "cast": [], "overwritten": []}
         self._mtp = mtp
 
     def run(self, directory: Path) -> None:
+        """Build, load and prepare the model of a checkpoint; raises what vLLM raises."""
         config = _engine_config(directory, mtp=self._mtp)
         _start_worker(config)
         model = self._model("", config, config.model_config, config.load_config)
         if self._mtp:
             self._drafter(config, model)
+
+    def built(self, model: Any) -> None:
+        """Called between building a model and loading it."""
 
     def _model(self, prefix: str, config: Any, model_config: Any, load_config: Any) -> Any:
         from vllm.config import set_current_vllm_config
@@ -72,6 +82,7 @@ class _Progress:
             self.stage = f"{prefix}build"
             with poisoned():
                 model = utils.initialize_model(vllm_config=config, model_config=model_config)
+            self.built(model)
             self.stage = f"{prefix}load_weights"
             with CopyWatch() as watch:
                 get_model_loader(load_config).load_weights(model, model_config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -25,6 +25,15 @@ def poisoned() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def poison(model: torch.nn.Module) -> None:
+    """Fill every parameter as :func:`poisoned` does, also those that were made with a value."""
+    for value in model.parameters():
+        if value.is_floating_point():
+            value.data.fill_(float("nan"))
+        elif value.dtype is not torch.bool:
+            value.data.fill_(torch.iinfo(value.dtype).max)
 
 
 def uninitialised(model: torch.nn.Module, prefix: str = "") -> list[str]:
@@ -90,3 +99,57 @@ _SMALL = 4096
 def _add(texts: list[str], text: str) -> None:
     if text not in texts:
         texts.append(text)
+
+
+class SourceWatch(TorchFunctionMode):
+    """Notes which of the tensors that a loader was given were copied from, by way of others too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread: dict[str, None] = {}
+        self._names: dict[int, str] = {}
+        self._seen: set[str] = set()
+        self._kept: list[torch.Tensor] = []
+
+    def noted(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same pairs; a name that is given again need not be read again."""
+        for name, tensor in weights:
+            own = tensor.clone()
+            if name not in self._seen:
+                self._unread[name] = None
+            self._seen.add(name)
+            self._keep(own, name)
+            yield name, own
+
+    def unread(self) -> list[str]:
+        """Names whose tensor was given, and never a source."""
+        return list(self._unread)
+
+    def _keep(self, tensor: torch.Tensor, name: str) -> None:
+        self._kept.append(tensor)  # or its memory would be another's
+        self._names[tensor.untyped_storage().data_ptr()] = name
+
+    def _name(self, value: Any) -> str | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return self._names.get(value.untyped_storage().data_ptr())
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _WRITING:
+            name = self._name(args[-1])
+            if name is not None:
+                self._unread.pop(name, None)
+        elif func in _COPYING:
+            name = self._name(args[0])
+            if name is not None:
+                self._keep(result, name)
+        return result
+
+
+_WRITING = (torch.Tensor.copy_, torch.Tensor.__setitem__)
+_COPYING = (torch.Tensor.contiguous, torch.Tensor.to)
