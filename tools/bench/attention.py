@@ -16,6 +16,7 @@ from glm5_ascend.ops.sparse_flash_attention import cpu
 from glm5_ascend.ops.verify.compare import Figures, close
 from tools.bench.case import Absent, Case, Check, Contestant, near
 from tools.bench.peers import torch_pair, vllm
+from tools.bench.twins import twins
 
 HEADS, LATENT, ROPE, CHOSEN = 64, 512, 64, 2048
 WIDTH = LATENT + ROPE
@@ -178,6 +179,8 @@ def scaling(dtype: str, rows: int) -> Case:
             yield Contestant("project", "project", project(data), _strict(data), threads)
             for entry in torch_pair("gather+mm", gather_mm, arguments, check, compiled=False):
                 yield entry.on(threads)
+        again = project(draw(rows, _DTYPES[dtype]))
+        yield twins(project(data), again, _strict(data))
 
     return _case(f"threads-attention-{dtype}-{rows}q", dtype, rows, enter, scaling=True)
 

@@ -34,7 +34,7 @@ class Contestant:
         name: unique in its case.
         kind: "project" (the public function), "kernel" (its backend, arguments checked before),
             "torch" (eager), "compiled" (torch.compile), "vllm", "library" (the operator's GEMMs
-            alone) or "pass" (its data copied once).
+            alone), "pass" (its data copied once) or "twins" (tools/bench/twins.py).
         run: solves the problem; returns what ``check`` judges.
         check: compares with the reference.
         threads: how many it may use.

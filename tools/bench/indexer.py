@@ -16,6 +16,7 @@ from tools.bench import indexer_peers as peers
 from tools.bench.case import Absent, Case, Check, Contestant, near
 from tools.bench.indexer_data import CHOSEN, DIM, HEADS, Data, draw
 from tools.bench.peers import torch_pair, vllm
+from tools.bench.twins import twins
 
 Entries = Iterator[Contestant | Absent]
 
@@ -141,6 +142,7 @@ def scaling(dtype: str, length: str, count: int) -> Case:
             yield Contestant("project", "project", run, check, threads)
             for entry in _torch_operator(data, dtype, _chosen(data, dtype, "any"), compiled=False):
                 yield entry.on(threads)
+        yield twins(run, project(draw(count), dtype, CHOSEN), check)
 
     name = f"threads-indexer-{dtype}-{length}"
     return _case(name, dtype, count, f"best {CHOSEN}", enter, scaling=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tools.bench import twins
 from tools.bench.goals import verdicts
 from tools.check_docs import with_block
 from tools.results_table import last_run
@@ -33,7 +34,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
 def _figures(row: Row) -> str:
     if row["kind"] == "limit":
         return f"{row['rate']:7.1f} {row['rate_unit']}"
-    if row["kind"] == "pass":
+    if row["kind"] in ("pass", twins.KIND):
         return ""
     rate = sum(row["flops"].values()) / row["median"] / 1e3
     text = f"{rate:7.1f}" if rate else f"{'':7}"
@@ -62,8 +63,11 @@ def _caveats(rows: Sequence[Row]) -> str:
     if any("ceiling" in row for row in rows):
         more += (
             " What two threads can gain at most follows from the arithmetic and the bandwidth of"
-            " both cores in the same turns."
+            " both cores in the same turns"
         )
+        if any(row["kind"] == twins.KIND for row in rows):
+            more += "; of indexer and attention, from two calls at once on one thread each"
+        more += "."
     return (
         "Medians in microseconds per call, 20 % and 80 % quantiles in brackets, on one thread"
         " unless the line says otherwise. All contestants of a line ran in turns in one process,"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tools.bench import twins
 from tools.bench.case import Absent, Case, Contestant
 from tools.bench.machine import Affinity, Load, Watch, settle
 from tools.bench.peaks import (
@@ -88,6 +89,9 @@ def rows(
     alone = [timings[c.name].median for c in contestants if (c.kind, c.threads) == ("project", 1)]
     if known and two and alone:
         limits["ceiling"] = ceiling(min(alone), case.flops, case.nbytes, rates, two, level)
+    both = [timings[key(c.name, c.threads)].median for c in contestants if c.kind == twins.KIND]
+    if both and alone:
+        limits["ceiling"] = twins.ceiling(min(alone), min(both))
     made = [
         {**common, **limits, "contestant": c.name, "kind": c.kind, "threads": c.threads}
         | _times(timings[key(c.name, c.threads)])
