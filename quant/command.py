@@ -224,6 +224,7 @@ def _write(
         )
     else:
         seen = calibrated.write(resume=options.resume)
+        texts = {**texts, **calibrated.files()}
     stream.finish(source, texts, journal, hash_source=hashes, calibration=seen)
     if calibrated is not None:
         calibrated.finish()

@@ -64,6 +64,12 @@ class Fold:
 NO_FOLD = Fold()
 
 
+def layer_of(name: str) -> int | None:
+    """Layer of a tensor's name; None for embedding, head and final norm."""
+    match = _LAYER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def is_norm(name: str) -> bool:
     """Whether ``name`` is the γ of an RMSNorm that fusion turns into ones.
 

@@ -30,6 +30,7 @@ from glm5_ascend.yaml_file import PlainLoader
 _SETTINGS = (
     "use_when",
     "rotate",
+    "refine_rotation",
     "dtype",
     "mtp",
     "kv",
@@ -113,9 +114,11 @@ def overridden(
     format: FormatName | None = None,
 ) -> Recipe:
     """The recipe with the settings that the command line gives; None keeps the recipe's."""
+    rotate = recipe.rotate if rotate is None else rotate
     return replace(
         recipe,
-        rotate=recipe.rotate if rotate is None else rotate,
+        rotate=rotate,
+        refine_rotation=recipe.refine_rotation and rotate,
         dtype=dtype or recipe.dtype,
         mtp=mtp or recipe.mtp,
         format=format or recipe.format,
@@ -147,11 +150,16 @@ class _Reader:
         top = self._mapping(document, "the recipe", _SETTINGS)
         if "rules" not in top:
             self._fail("there are no `rules`")
+        rotate = self._flag(top.get("rotate", True), "rotate")
+        refine = self._flag(top.get("refine_rotation", False), "refine_rotation")
+        if refine and not rotate:
+            self._fail("`refine_rotation` is true and `rotate` false")
         return Recipe(
             name=name,
             rules=tuple(self._rules(top["rules"])),
             use_when=self._text(top.get("use_when", ""), "use_when"),
-            rotate=self._flag(top.get("rotate", True), "rotate"),
+            rotate=rotate,
+            refine_rotation=refine,
             dtype=self._choice(top.get("dtype", "bfloat16"), "dtype", get_args(DtypeName)),
             mtp=self._choice(top.get("mtp", "w8"), "mtp", get_args(MtpName)),
             kv=self._choice(top.get("kv", "none"), "kv", get_args(KvName)),

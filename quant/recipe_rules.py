@@ -99,6 +99,7 @@ class Recipe:
         rules: first match wins; together they cover every module that can be quantised.
         use_when: one sentence for people.
         rotate: fuse norms and rotate (QuaRot).
+        refine_rotation: learn a refinement of the rotations first.
         dtype: of the tensors that stay float.
         mtp: the MTP layer's modules in int8 (``w8``), ``float``, or as the rules say.
         kv: ``c8`` marks the layers whose indexer keys the engine may cache in int8.
@@ -114,6 +115,7 @@ class Recipe:
     rules: tuple[Rule, ...]
     use_when: str = ""
     rotate: bool = True
+    refine_rotation: bool = False
     dtype: DtypeName = "bfloat16"
     mtp: MtpName = "w8"
     kv: KvName = "none"
@@ -138,6 +140,7 @@ class Recipe:
         """Whether statistics of activations decide some of the values."""
         return (
             bool(self.smoothing)
+            or self.refine_rotation
             or Scheme.W8A8 in self.schemes
             or any(rule.rounding in CALIBRATED for rule in self.rules)
         )

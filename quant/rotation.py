@@ -49,13 +49,15 @@ class Form:
 class Orthogonal:
     """An orthonormal matrix ``R`` of order ``size``, known by its action ``x ↦ x R`` on rows.
 
-    ``form`` says how it is made, for kernels; None where it is no Hadamard matrix.
+    ``form`` says how it is made, for kernels; None where it is no Hadamard matrix. With a
+    ``refinement`` it is the product of that form and the refinement.
     """
 
     name: str
     size: int
     rows: Apply
     form: Form | None = None
+    refinement: Orthogonal | None = None
 
     def dense(self) -> Tensor:
         """Return ``R`` itself, float64 [size, size]; for tests and small sizes."""
@@ -158,6 +160,12 @@ def rotations(config: Glm5Config, seed: int = SEED) -> dict[str, Orthogonal]:
     return {matrix.name: matrix for matrix in matrices}
 
 
+def in_layer(matrices: Mapping[str, Orthogonal], layer: int | None) -> dict[str, Orthogonal]:
+    """The rotations of a layer: its own, such as ``R2.17``, in the place of those for all."""
+    plain = {name: matrix for name, matrix in matrices.items() if "." not in name}
+    return {name: matrices.get(f"{name}.{layer}", matrix) for name, matrix in plain.items()}
+
+
 def on_columns(weight: Tensor, axis: Axis, matrices: Mapping[str, Orthogonal]) -> Tensor:
     """Return ``W · blockdiag(axis)``: ``weight`` [out, in] reads a rotated activation."""
     result = torch.empty_like(weight)
@@ -183,7 +191,12 @@ def recycled_state(gamma: Tensor, r1: Orthogonal) -> Tensor:
     Of a Hadamard matrix the signs cancel and the rest is ``Hᵀ diag(γ) H / n``. Sums of a norm's
     bfloat16 numbers are exact in float64, so that every machine finds the same bits.
     """
-    if r1.form is not None and r1.form.block == r1.size and not r1.form.shift:
+    if (
+        r1.form is not None
+        and r1.refinement is None
+        and r1.form.block == r1.size
+        and not r1.form.shift
+    ):
         turned, _ = _kronecker(r1.name, r1.size)
         return turned(turned(torch.diag(gamma.double())).T.contiguous()) / r1.size
     axis = Axis(((r1.name, r1.size),))

@@ -22,6 +22,7 @@ from glm5_ascend.quant.journal import JOURNAL, FileRecord, Journal, write_manife
 from glm5_ascend.quant.plan import Plan, Shard, make_plan
 from glm5_ascend.quant.planned import require_loadable
 from glm5_ascend.quant.recipe import Recipe
+from glm5_ascend.quant.refinement import REFINEMENTS
 from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
 from glm5_ascend.quant.source_release import SourceRelease, consumers, remove, require_data
@@ -59,7 +60,8 @@ def prepare(
         copied = companions(source)
         texts = text_files(source, plan, copied)
         require_loadable(plan, texts, release)
-        files = [*(shard.file for shard in plan.shards), *texts]
+        learned = [REFINEMENTS] if recipe.refine_rotation else []
+        files = [*(shard.file for shard in plan.shards), *texts, *learned]
         job = describe_job(reader, plan, copied, backend, _known(earlier))
         journal = Journal(Path(), job, files, released=dict(released))
         return plan, texts, journal, consumers(reader, plan)

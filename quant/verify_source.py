@@ -19,13 +19,14 @@ from glm5_ascend.checkpoint import CheckpointReader, expected_tensors
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.convert import read_matrix
-from glm5_ascend.quant.folding import Fold, fold_of
+from glm5_ascend.quant.folding import Fold, fold_of, layer_of
+from glm5_ascend.quant.refinement import REFINEMENTS, refined_rotations
 from glm5_ascend.quant.rotation import (
     Orthogonal,
+    in_layer,
     on_columns,
     on_rows,
     recycled_state,
-    rotations,
 )
 from glm5_ascend.quant.verify_values import Values, read_codes
 from glm5_ascend.verify.findings import Condition
@@ -79,8 +80,9 @@ class Comparison:
         stored = values.tensor(name)[rows].double()
         if _error(stored, plain, fit=None) < _UNLIKE:
             return cls(reader, config, values, schemes, {})
+        file = values.folder.directory / REFINEMENTS
         try:
-            matrices = rotations(config)
+            matrices = refined_rotations(config, file if file.is_file() else None)
         except ValueError:
             return None
         axis = fold_of(config, name).columns
@@ -129,6 +131,7 @@ class Comparison:
         self, source: str, fold: Fold, stored: Tensor, norms: tuple[list[Tensor], list[Tensor]]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         rows, width = stored.shape
+        matrices = in_layer(self.matrices, layer_of(source))
         whole = fold.rows is not None and bool(self.matrices)
         step = rows if whole else max(1, _CHUNK // width)
         before, after = norms
@@ -137,10 +140,10 @@ class Comparison:
             wanted = read_matrix(self.reader, source, part)
             if before:
                 wanted = wanted * torch.cat(before)
-            if self.matrices and fold.columns is not None:
-                wanted = on_columns(wanted, fold.columns, self.matrices)
+            if matrices and fold.columns is not None:
+                wanted = on_columns(wanted, fold.columns, matrices)
             if whole and fold.rows is not None:
-                wanted = on_rows(wanted, fold.rows, self.matrices)
+                wanted = on_rows(wanted, fold.rows, matrices)
             found = stored[part].double()
             yield found * torch.cat(after) if after else found, wanted
 

@@ -26,7 +26,8 @@ from glm5_ascend.errors import ChildFailed, Glm5Error
 from glm5_ascend.quant.backend import CPU, Backend
 from glm5_ascend.quant.journal import FileRecord
 from glm5_ascend.quant.plan import Shard
-from glm5_ascend.quant.rotation import Orthogonal, rotations
+from glm5_ascend.quant.refinement import refined_rotations
+from glm5_ascend.quant.rotation import Orthogonal
 from glm5_ascend.quant.solutions import NO_SOLUTIONS, Solutions
 from glm5_ascend.quant.work import Advance, write_file
 
@@ -40,7 +41,8 @@ class Job:
     """What a worker needs to know: where to read, where to write, whether to rotate.
 
     ``solutions`` are pickled for worker processes, so they hold paths rather than tensors.
-    ``is_cut`` says that source files lose their data while the job runs.
+    ``is_cut`` says that source files lose their data while the job runs; ``refinements`` is the
+    file of learned rotations.
     """
 
     source: Path
@@ -49,6 +51,7 @@ class Job:
     solutions: Solutions = NO_SOLUTIONS
     backend: Backend = CPU
     is_cut: bool = False
+    refinements: Path | None = None
 
     def open_source(self) -> CheckpointReader:
         """A reader of the source, of which some files may have lost their data already."""
@@ -214,7 +217,7 @@ def _die_with_parent() -> None:
 
 
 def _matrices(reader: CheckpointReader, job: Job) -> dict[str, Orthogonal]:
-    return rotations(reader.config) if job.rotate else {}
+    return refined_rotations(reader.config, job.refinements) if job.rotate else {}
 
 
 @contextmanager

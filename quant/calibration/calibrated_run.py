@@ -17,10 +17,12 @@ from glm5_ascend.quant.calibration import coverage
 from glm5_ascend.quant.calibration.corpus import make_corpus
 from glm5_ascend.quant.calibration.options import CalibrationOptions
 from glm5_ascend.quant.calibration.session import Session
-from glm5_ascend.quant.calibration.solution_store import SolutionStore, layer_of
-from glm5_ascend.quant.files import refusals
+from glm5_ascend.quant.calibration.solution_store import SolutionStore
+from glm5_ascend.quant.files import read_bytes, refusals
+from glm5_ascend.quant.folding import layer_of
 from glm5_ascend.quant.journal import Journal, manifest_entry
 from glm5_ascend.quant.plan import Plan, Shard
+from glm5_ascend.quant.refinement import REFINEMENTS
 from glm5_ascend.quant.workers import Job, write_files
 
 ENTRY = "calibration"
@@ -73,6 +75,7 @@ class CalibratedRun:
         # Without a manifest the state still has what is said in it, even if all files are written.
         session = self._session
         session.begin(resume=resume, needed=_layers_of(left) & self._layers)
+        session.refine()
         self._write_ready()
         for _ in session.run():
             self._write_ready()
@@ -85,6 +88,14 @@ class CalibratedRun:
             "min_tokens": self._setting.min_tokens,
             "coverage": {str(n): c.as_dict() for n, c in sorted(session.coverage.items())},
         }
+
+    def files(self) -> dict[str, bytes]:
+        """What a calibration leaves beside the weights, by name."""
+        for directory in (self._session.directory, self._journal.directory):
+            file = directory / REFINEMENTS
+            if self._plan.recipe.refine_rotation and file.is_file():
+                return {REFINEMENTS: read_bytes(file, "start anew with --overwrite")}
+        return {}
 
     def finish(self) -> None:
         """Remove the work directory's files; the checkpoint is complete."""
@@ -104,6 +115,7 @@ class CalibratedRun:
                 self._plan.recipe.rotate,
                 solutions,
                 self._backend,
+                refinements=self._session.refinements,
             )
             write_files(
                 job,

@@ -20,10 +20,11 @@ class LayerProgress:
         layers: layers of the whole job.
         tokens: per layer.
         done: layers that an earlier run finished.
+        what: is being done, for people.
     """
 
-    def __init__(self, layers: int, tokens: int, done: int) -> None:
-        self._layers, self._tokens = layers, tokens
+    def __init__(self, layers: int, tokens: int, done: int, what: str = "calibrating") -> None:
+        self._layers, self._tokens, self._what = layers, tokens, what
         self._layer, self._passed = done, 0
         self._total = 2 * tokens * (layers - done)
         self._started = self._shown = time.monotonic()
@@ -43,7 +44,7 @@ class LayerProgress:
         rate = self._passed / seconds / 2
         left = (self._total - self._passed) / 2 / max(rate, 1e-9)
         return (
-            f"calibrating layer {self._layer + 1} of {self._layers}:"
+            f"{self._what}: layer {self._layer + 1} of {self._layers}:"
             f" {100 * self._passed / max(1, self._total):.0f} %, {rate:,.0f} tokens/s per layer,"
             f" {duration(left)} left"
         )
@@ -63,7 +64,7 @@ class LayerProgress:
                 self._show = status.update
                 yield self
         else:
-            note(f"calibrating {self._layers} layers with {self._tokens:,} tokens")
+            note(f"{self._what}: {self._layers} layers with {self._tokens:,} tokens")
             yield self
         seconds = time.monotonic() - self._started
-        note(f"calibrated with {self._tokens:,} tokens in {duration(seconds)}")
+        note(f"{self._what} took {duration(seconds)} with {self._tokens:,} tokens")

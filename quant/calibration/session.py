@@ -24,6 +24,7 @@ from glm5_ascend.checkpoint import (
     tensor_bytes,
     write_text,
 )
+from glm5_ascend.checkpoint_writer import write_bytes
 from glm5_ascend.console import note
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.backend import CPU, Backend
@@ -34,16 +35,18 @@ from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.layer_run import Files, LayerRun
 from glm5_ascend.quant.calibration.options import Setting
 from glm5_ascend.quant.calibration.progress import LayerProgress
+from glm5_ascend.quant.calibration.rotation_run import RotationRun, say
 from glm5_ascend.quant.calibration.solution_store import (
     SolutionStore,
-    layer_of,
     solution_file,
     write_scales,
     write_solution,
 )
 from glm5_ascend.quant.calibration.solver import Solver
 from glm5_ascend.quant.files import names_in, read_bytes, refusals
+from glm5_ascend.quant.folding import layer_of
 from glm5_ascend.quant.plan import Plan
+from glm5_ascend.quant.refinement import REFINEMENTS, as_bytes, refined_rotations
 from glm5_ascend.quant.rotation import rotations
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.quant.workers import one_thread
@@ -51,7 +54,7 @@ from glm5_ascend.simulator.offline_load import load_norm
 
 STATE = "state.json"
 _OURS = re.compile(
-    r"\.?(?:state\.json|joined|mlp-input|(?:hidden|choice)-\d{4}"
+    r"\.?(?:state\.json|quantize_rotations\.tensors|joined|mlp-input|(?:hidden|choice)-\d{4}"
     r"|(?:solution|scales)-\d{4}\.safetensors)(?:\.part)?"
 )
 _HINT = "repeat the command with the same options, or start anew with --overwrite"
@@ -160,6 +163,28 @@ class Session:
         }
         return [*range(config.num_hidden_layers), *sorted(mtp)]
 
+    def refine(self) -> None:
+        """Learn the refinements of the rotations, if the recipe wants them and none are there."""
+        if self.refinements is None or self.refinements.is_file():
+            return
+        with CheckpointReader(self._source) as reader, one_thread():
+            matrices = rotations(reader.config)
+            steps = [step for shard in self._plan.shards for step in shard.steps]
+            store = FoldedStore(reader, steps, matrices, self._backend)
+            run = RotationRun(store, self._corpus, self._setting.threads)
+            layers = reader.config.num_hidden_layers
+            progress = LayerProgress(layers, run.tokens(), 0, "refining rotations")
+            with progress.shown():
+                found = run.learn(progress)
+        say(found)
+        write_bytes(self.refinements, as_bytes({name: one.blocks for name, one in found.items()}))
+
+    @property
+    def refinements(self) -> Path | None:
+        """The file of learned refinements, which :meth:`refine` writes; None without any."""
+        wanted = self._plan.recipe.refine_rotation
+        return self.directory / REFINEMENTS if wanted else None
+
     def run(self) -> Iterator[int]:
         """Solve the layers that are left; yields each once its solution is on disk."""
         layers = self.layers()
@@ -168,7 +193,8 @@ class Session:
             return
         progress = LayerProgress(len(layers), len(self._corpus.tokens), len(self.solved))
         with CheckpointReader(self._source) as reader, one_thread(), progress.shown():
-            matrices = rotations(reader.config) if self._plan.recipe.rotate else {}
+            is_rotated = self._plan.recipe.rotate
+            matrices = refined_rotations(reader.config, self.refinements) if is_rotated else {}
             steps = [step for shard in self._plan.shards for step in shard.steps]
             for layer in left:
                 store = FoldedStore(reader, steps, matrices, self._backend)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,11 @@ from glm5_ascend.checkpoint import TensorSpec, write_shard
 from glm5_ascend.checkpoint_header import StoredTensor, read_header
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.quant.convert import as_bytes
+from glm5_ascend.quant.folding import layer_of
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme, stored_tensors
 from glm5_ascend.quant.solutions import SmoothScales, StaticRange
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -28,12 +27,6 @@ _KINDS = {
     "I8": torch.int8,
 }
 _ROWS, _COLUMNS = ".smooth_rows", ".smooth_columns"
-
-
-def layer_of(name: str) -> int | None:
-    """Layer of a tensor's name; None for embedding, head and final norm."""
-    match = _LAYER.match(name)
-    return int(match[1]) if match else None
 
 
 def solution_file(directory: Path, layer: int) -> Path:

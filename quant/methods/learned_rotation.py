@@ -1,35 +1,120 @@
-"""Refinement of a rotation against the error of per-token int8 quantisation.
+"""Refinement of a rotation against the rounding error of what is quantised in its basis.
 
-A token's quantisation step is its largest entry over 127, so the squared error of ``x R`` grows
-with ``max_k |(x R)_k|²`` while the norm stays. The objective is the smooth stand-in
-``mean_t ‖y_t‖_p² · K^(-2/p) / mean_k y_tk²``, ``y = x R``, p = 8; it is 1 when all entries of a
-token have the same size and is invariant to the tokens' norms.
+A row's step is its largest entry over the grid's, so the squared rounding error of a row ``y`` of n
+entries grows with ``max_k y_k²`` where its norm stays. The smooth stand-in is
+``‖y‖_p² · n^(-2/p)``, p = 8. Three kinds of rows depend on a rotation ``Q``:
 
-The search stays on the orthogonal group: with the gradient ``G``, ``A = Rᵀ G - Gᵀ R`` is skew and
-``R (I + τ A / 2)⁻¹ (I - τ A / 2)`` (Cayley) is orthogonal for every step ``τ``; a step is kept only
+* an activation, rounded per token: ``y = x Q``;
+* a row of a weight that reads it, rounded per output channel: ``y = w Q``;
+* a row of a weight ``W`` that writes it: row j of ``Qᵀ W``, over the input channels of ``W``.
+
+:class:`Rows` are the first two, of mean square 1 each, :class:`Columns` the third, whose norms
+change with ``Q`` while their sum stays. The objective is the mean over rows, weighted.
+
+The search stays on the orthogonal group: with the gradient ``G``, ``A = Qᵀ G - Gᵀ Q`` is skew and
+``Q (I + τ A / 2)⁻¹ (I - τ A / 2)`` (Cayley) is orthogonal for every step ``τ``; a step is kept only
 if the objective falls. Liu et al., "SpinQuant" (2024) learn rotations by Cayley steps on the
 model's loss; Wen and Yin, "A feasible method for optimization with orthogonality constraints"
 (2013) for the curve and its step sizes. Everything is float64, and the result is polished to
 orthogonality by Newton's iteration for the polar factor.
 
-What is learned multiplies a rotation that is there already: ``R0 · Q``, ``Q`` block-diagonal or
-dense. It may be used wherever ``R0`` may: residual stream (R1), query latent (R2), key/value latent
-(R3, of no use for int8 linears), value head (R4, one for all heads).
+``Q`` multiplies a rotation that is there already, ``R0 · Q``, and is block-diagonal: blocks have
+few enough entries that rows which were not looked at gain as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from glm5_ascend.quant.rotation import Orthogonal
-
-_POWER = 8
+LARGEST_BLOCK = 256
+_STEPS = 120
 _GROW, _SHRINK = 1.5, 0.4
+_MOMENTUM = 0.8
 _SMALLEST_STEP = 1e-7
 _POLISH = 3
+# Elements turned at once (32 MiB in float64).
+_PIECE = 1 << 22
+
+
+class Samples(Protocol):
+    """A share of the objective."""
+
+    @property
+    def weight(self) -> float:
+        """Of the mean over these rows."""
+
+    def value_and_slope(self, blocks: Tensor) -> tuple[float, Tensor]:
+        """Mean over the rows, and its gradient by ``blocks`` [n, block, block]."""
+
+    def halves(self) -> tuple[Samples, Samples]:
+        """What to learn from, and what to judge by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Activations, or rows of weights that read them: float32 [T, parts, K]; zeros are left out.
+
+    One ``Q`` acts on every part, and one scale serves all parts of a row (heads, for instance).
+    ``is_whole`` says that these rows are no sample, but all that will be rounded.
+    """
+
+    rows: Tensor
+    weight: float = 1.0
+    is_whole: bool = False
+
+    def value_and_slope(self, blocks: Tensor) -> tuple[float, Tensor]:
+        """As in :class:`Samples`."""
+        count, block, _ = blocks.shape
+        size, total, slope = self.rows[0].numel(), 0.0, torch.zeros_like(blocks)
+        kept = 0
+        for piece in _pieces(self.rows):
+            power = piece.square().mean((1, 2), keepdim=True)
+            keep = power.flatten() > 0
+            x = piece[keep] / power[keep].sqrt()
+            kept += len(x)
+            x = x.reshape(len(x), -1, count, block)
+            turned = torch.einsum("tpkb,kbc->tpkc", x, blocks)
+            value, change = _norms(turned.reshape(len(x), size))
+            total += float(value.sum())
+            slope += torch.einsum("tpkb,tpkc->kbc", x, change.view(turned.shape))
+        return total / max(kept, 1), slope / max(kept, 1)
+
+    def halves(self) -> tuple[Rows, Rows]:
+        """Even and odd rows; all of them for both where they are all there is."""
+        if self.is_whole:
+            return self, self
+        return replace(self, rows=self.rows[::2]), replace(self, rows=self.rows[1::2])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Weights that write an activation: float32 [n, K, C], n whole matrices."""
+
+    columns: Tensor
+    weight: float = 1.0
+
+    def value_and_slope(self, blocks: Tensor) -> tuple[float, Tensor]:
+        """As in :class:`Samples`; every matrix counts with mean square 1."""
+        count, block, _ = blocks.shape
+        total, slope = 0.0, torch.zeros_like(blocks)
+        for piece in _pieces(self.columns):
+            power = piece.square().mean((1, 2), keepdim=True).clamp_min(2.0**-500)
+            w = (piece / power.sqrt()).reshape(len(piece), count, block, -1)
+            turned = torch.einsum("kbc,nkbw->nkcw", blocks, w)
+            value, change = _norms(turned.reshape(-1, turned.shape[-1]))
+            total += float(value.sum())
+            slope += torch.einsum("nkbw,nkcw->kbc", w, change.view(turned.shape))
+        rows = self.columns.shape[0] * self.columns.shape[1]
+        return total / rows, slope / rows
+
+    def halves(self) -> tuple[Columns, Columns]:
+        """All of them for both."""
+        return self, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +123,7 @@ class Learned:
 
     Attributes:
         blocks: float64 [K / block, block, block], orthogonal, the diagonal of ``Q``.
-        before, after: the objective on the sample.
+        before, after: the objective on what was kept back, of what was learned without it.
         steps: accepted steps.
     """
 
@@ -47,92 +132,77 @@ class Learned:
     after: float
     steps: int
 
-    def rows(self, x: Tensor) -> Tensor:
-        """``x Q`` for ``x`` [.., K], in its dtype."""
-        count, block, _ = self.blocks.shape
-        pieces = x.reshape(-1, count, block).transpose(0, 1)
-        turned = pieces @ self.blocks.to(x.dtype)
-        return turned.transpose(0, 1).reshape(x.shape)
 
-    def behind(self, base: Orthogonal) -> Orthogonal:
-        """``R0 · Q`` as a rotation of the quantiser."""
-        return Orthogonal(base.name, base.size, lambda x: self.rows(base.rows(x)))
+def block_size(size: int) -> int:
+    """The largest divisor of ``size`` that blocks may have."""
+    return max(n for n in range(1, min(size, LARGEST_BLOCK) + 1) if size % n == 0)
 
 
-def learn_rotation(
-    inputs: Tensor,
-    *,
-    block: int | None = None,
-    heads: int = 1,
-    steps: int = 100,
-    tokens: int = 2048,
-    seed: int = 0,
-) -> Learned:
-    """Refine the rotation of an activation that is already in the rotated basis.
+def learn_rotation(samples: Sequence[Samples], size: int, *, steps: int = _STEPS) -> Learned | None:
+    """Refine the rotation of an axis from samples in the basis that is there already.
+
+    Half of the rows say what to do and the others whether it helped; then all go on from there.
 
     Args:
-        inputs: [T, heads · K] samples of the activation, ``x R0``; tokens of zeros are left out.
-        block: size of the blocks of ``Q``, a divisor of K; None for one dense block.
-        heads: parts of a token that the same ``Q`` acts on while one scale serves all of them.
-        steps: steps tried at most.
-        tokens: rows drawn without replacement that the objective is taken over.
-        seed: of the draw; the rest is deterministic.
+        samples: with their weights in the objective; at least two rows each.
+        size: of the axis, K.
+        steps: tried at most with half of the samples, and half as many with all.
 
-    Raises:
-        ValueError: no tokens, or sizes that do not divide.
+    Returns:
+        None where the rows kept back gain nothing.
     """
-    size, rest = divmod(inputs.shape[1], heads)
-    block = size if block is None else block
-    if rest or size % block:
-        raise ValueError(f"{inputs.shape[1]} channels, {heads} heads and blocks of {block}")
-    sample = _sample(inputs, tokens, seed).view(-1, heads, size // block, block)
-    rotation = torch.eye(block, dtype=torch.float64).repeat(size // block, 1, 1)
-    value, gradient = _objective(sample, rotation)
-    before, step, accepted = value, 1.0, 0
-    direction = torch.zeros_like(rotation)
+    known, kept = zip(*(one.halves() for one in samples), strict=True)
+    block = block_size(size)
+    identity = torch.eye(block, dtype=torch.float64).repeat(size // block, 1, 1)
+    rotation, first = _search(known, identity, steps)
+    before, after = (_objective(kept, one)[0] for one in (identity, rotation))
+    if after >= before:
+        return None
+    rotation, second = _search(samples, rotation, steps // 2)
+    return Learned(rotation, before, after, first + second)
+
+
+def _search(samples: Sequence[Samples], rotation: Tensor, steps: int) -> tuple[Tensor, int]:
+    """The blocks after at most ``steps`` steps from ``rotation``, and how many were accepted."""
+    value, slope = _objective(samples, rotation)
+    step, accepted, direction = 1.0, 0, torch.zeros_like(rotation)
     for _ in range(steps):
         if step < _SMALLEST_STEP:
             break
-        skew = rotation.mT @ gradient
-        direction = 0.8 * direction + (skew - skew.mT) / 2
+        skew = rotation.mT @ slope
+        direction = _MOMENTUM * direction + (skew - skew.mT) / 2
         candidate = _cayley(rotation, step * direction / _size(direction))
-        new, new_gradient = _objective(sample, candidate)
+        new, new_slope = _objective(samples, candidate)
         if new < value:
-            rotation, value, gradient = candidate, new, new_gradient
+            rotation, value, slope = candidate, new, new_slope
             step, accepted = step * _GROW, accepted + 1
         else:
             step, direction = step * _SHRINK, torch.zeros_like(direction)
-    return Learned(_polished(rotation), before, value, accepted)
+    return _polished(rotation), accepted
 
 
-def objective(inputs: Tensor, heads: int = 1) -> float:
-    """The objective of ``inputs`` [T, heads · K] as they are."""
-    count = inputs.shape[1] // heads
-    sample = _sample(inputs, len(inputs), 0).view(-1, heads, 1, count)
-    return _objective(sample, torch.eye(count, dtype=torch.float64)[None])[0]
+def _objective(samples: Sequence[Samples], blocks: Tensor) -> tuple[float, Tensor]:
+    total, slope, weights = 0.0, torch.zeros_like(blocks), sum(one.weight for one in samples)
+    for one in samples:
+        value, change = one.value_and_slope(blocks)
+        total += value * one.weight / weights
+        slope += change * (one.weight / weights)
+    return total, slope
 
 
-def _sample(inputs: Tensor, tokens: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(inputs), generator=generator)[:tokens].sort().values
-    rows = inputs[chosen].double()
-    power = rows.square().mean(1, keepdim=True)
-    rows = rows[power[:, 0] > 0] / power[power[:, 0] > 0].sqrt()
-    if not len(rows):
-        raise ValueError("a rotation cannot be learned without tokens")
-    return rows
+def _norms(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``‖y‖_8² · n^(-1/4)`` of each row [N, n], and its gradient by the row."""
+    square = rows.square()
+    fourth = square.square()
+    mean = fourth.square().mean(1).clamp_min(2.0**-900)
+    change = rows * square * fourth * (2 / rows.shape[1] * mean.pow(-0.75)).unsqueeze(1)
+    return mean.pow(0.25), change
 
 
-def _objective(sample: Tensor, rotation: Tensor) -> tuple[float, Tensor]:
-    """Value and gradient; ``sample`` [T, heads, blocks, block] of mean square 1 per token."""
-    turned = torch.einsum("thkb,kbc->thkc", sample, rotation)
-    size = turned[0].numel()
-    cubed = turned.abs().pow(_POWER - 1)
-    total = (cubed * turned.abs()).flatten(1).sum(1) / size
-    value = total.pow(2 / _POWER)
-    outer = (2 / size / len(sample)) * total.pow(2 / _POWER - 1)
-    slope = cubed * turned.sign() * outer.view(-1, 1, 1, 1)
-    return float(value.mean()), torch.einsum("thkb,thkc->kbc", sample, slope)
+def _pieces(values: Tensor) -> Iterator[Tensor]:
+    step = max(1, _PIECE // values[0].numel())
+    for start in range(0, len(values), step):
+        yield values[start : start + step].double()
 
 
 def _cayley(rotation: Tensor, skew: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def kernel_axis(
 
 
 def _form(matrix: Orthogonal) -> Form:
-    if matrix.form is None:
+    if matrix.form is None or matrix.refinement is not None:
         raise NoKernel(f"the rotation {matrix.name}, which is no Hadamard matrix")
     return matrix.form
 
