@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 LARGEST_BLOCK = 256
-_STEPS = 120
+_STEPS = 60
 _GROW, _SHRINK = 1.5, 0.4
 _MOMENTUM = 0.8
 _SMALLEST_STEP = 1e-7
