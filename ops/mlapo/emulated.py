@@ -63,7 +63,9 @@ class Tiling(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("packed", "int8_query")),
         *((name, ctypes.c_float) for name in ("eps_q", "eps_kv")),
         *((name, ctypes.c_int64) for name in ("kv_row", "kr_row")),
-        *((name, ctypes.c_int32) for name in ("group", "split_k", "tile_heads", "absorb_tile")),
+        *((name, ctypes.c_int32) for name in ("group", "block", "split_k", "up_split")),
+        *((name, ctypes.c_int32) for name in ("down_waves", "up_waves", "nope_waves")),
+        *((name, ctypes.c_int32) for name in ("tile_heads", "absorb_tile")),
         *((name, ctypes.c_int64) for name in ("codes_at", "scales_at", "down_at", "up_at")),
         *((name, ctypes.c_int64) for name in ("nope_at", "query_at", "workspace")),
     )

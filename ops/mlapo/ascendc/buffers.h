@@ -8,13 +8,14 @@ namespace mlapo {
 
 using namespace AscendC;
 
-// Units of work pass through two input and two output buffers in turn.
+// Inputs pass through two buffers in turn, outputs through two others.
 template <class Tiles>
 class Buffers {
  public:
-  __aicore__ inline void init(TPipe& pipe, int32_t units) {
+  __aicore__ inline void init(TPipe& pipe, int32_t inputs, int32_t outputs) {
     pipe.InitBuffer(all_, Tiles::UB);
-    units_ = units;
+    inputs_ = inputs;
+    outputs_ = outputs;
   }
 
   // Two rows of scratch.
@@ -38,7 +39,7 @@ class Buffers {
     return at(taken_ % 2 * Tiles::INPUT, Tiles::INPUT);
   }
   __aicore__ inline void input_read() {
-    if (taken_ + 2 < units_) SetFlag<HardEvent::V_MTE2>(taken_ % 2);
+    if (taken_ + 2 < inputs_) SetFlag<HardEvent::V_MTE2>(taken_ % 2);
     taken_++;
   }
 
@@ -53,7 +54,7 @@ class Buffers {
     WaitFlag<HardEvent::V_MTE3>(sent_ % 2);
   }
   __aicore__ inline void output_sent() {
-    if (sent_ + 2 < units_) SetFlag<HardEvent::MTE3_V>(sent_ % 2);
+    if (sent_ + 2 < outputs_) SetFlag<HardEvent::MTE3_V>(sent_ % 2);
     sent_++;
   }
 
@@ -65,7 +66,7 @@ class Buffers {
   static constexpr int32_t OUTPUT = 2 * Tiles::INPUT, WIDE = OUTPUT + 2 * Tiles::OUTPUT,
                            CONSTANTS = WIDE + 2 * Tiles::WIDE;
   TBuf<TPosition::VECCALC> all_;
-  int32_t units_ = 0, filled_ = 0, taken_ = 0, sent_ = 0;
+  int32_t inputs_ = 0, outputs_ = 0, filled_ = 0, taken_ = 0, sent_ = 0;
 };
 
 }  // namespace mlapo

@@ -20,28 +20,23 @@ class Feed {
   }
 
   __aicore__ inline const Sequence<A, B, Tiles>& order() const { return order_; }
-  // Tokens of a group, and the rows that the cube multiplies for them. One row is loaded twice: with
-  // m = 1 Mmad would want another layout.
-  __aicore__ inline int32_t tokens(int32_t group) const {
-    return least(t_.group, t_.tokens - group * t_.group);
-  }
-  __aicore__ inline int32_t rows(int32_t group) const { return tokens(group) > 1 ? tokens(group) : 2; }
+  __aicore__ inline int32_t tokens(int32_t group) const { return tokens_of(t_, group); }
+  __aicore__ inline int32_t rows(int32_t group) const { return rows_of(t_, tokens(group)); }
 
   // Loads weights as far ahead as there are buffers.
   __aicore__ inline void fetch() {
-    while (!ahead_.end() && loaded_ < used_ + Tiles::SLOTS) {
+    while (!ahead_.end() && loaded_ < used_ + order_.slots()) {
       const Pass& pass = ahead_.pass();
-      const int32_t slot = loaded_ % Tiles::SLOTS, stage = ahead_.stage();
+      const int32_t slot = loaded_ % order_.slots(), stage = ahead_.stage();
       const int32_t columns = order_.columns(stage), depth = ahead_.size();
-      const int64_t matrix = int64_t(pass.matrix) * order_.depth(stage) * columns;
+      const int64_t matrix = int64_t(pass.matrix) * order_.matrix_blocks() * columns;
       GlobalTensor<int8_t> weight;
       weight.SetGlobalBuffer((__gm__ int8_t*)(stage == DOWN ? a_.down
                                               : stage == UP ? a_.up
                                                             : a_.absorb));
-      if (loaded_ >= Tiles::SLOTS) WaitFlag<HardEvent::MTE1_MTE2>(slot);
-      const int64_t block = pass.k0 + ahead_.done();
-      DataCopy(l1_.Get<int8_t>()[slot * Tiles::SLOT],
-               weight[(matrix + block * columns + pass.n0) * 32],
+      if (loaded_ >= order_.slots()) WaitFlag<HardEvent::MTE1_MTE2>(slot);
+      DataCopy(l1_.Get<int8_t>()[slot * order_.slot()],
+               weight[(matrix + int64_t(ahead_.block()) * columns + pass.n0) * 32],
                DataCopyParams(uint16_t(depth), uint16_t(pass.n), uint16_t(columns - pass.n), 0));
       SetFlag<HardEvent::MTE2_MTE1>(slot);
       loaded_++;
@@ -55,8 +50,7 @@ class Feed {
     const int32_t wanted = name(stage, group, pass, start);
     if (there_[0] == wanted || there_[1] == wanted) return;
     const int32_t buffer = 1 - current_;
-    const int32_t depth = least(order_.portion(), pass.k - start);
-    load_rows(stage, group, pass.matrix, pass.k0 + start, depth, buffer);
+    load_rows(stage, group, pass.matrix, pass.k0 + start, order_.held(pass, start), buffer);
     there_[buffer] = wanted;
   }
   // Makes it the current one.
@@ -73,13 +67,13 @@ class Feed {
   // The oldest part of the weights that is not given back yet.
   template <class W>
   __aicore__ inline LocalTensor<W> take_weights() {
-    const int32_t slot = used_ % Tiles::SLOTS;
+    const int32_t slot = used_ % order_.slots();
     WaitFlag<HardEvent::MTE2_MTE1>(slot);
-    return l1_.Get<int8_t>()[slot * Tiles::SLOT].template ReinterpretCast<W>();
+    return l1_.Get<int8_t>()[slot * order_.slot()].template ReinterpretCast<W>();
   }
   __aicore__ inline void give_back() {
-    if (used_ + Tiles::SLOTS < order_.all_chunks())
-      SetFlag<HardEvent::MTE1_MTE2>(used_ % Tiles::SLOTS);
+    if (used_ + order_.slots() < order_.all_chunks())
+      SetFlag<HardEvent::MTE1_MTE2>(used_ % order_.slots());
     used_++;
   }
   // What turn_to made current.
@@ -89,7 +83,7 @@ class Feed {
   }
 
  private:
-  static constexpr int32_t ACTIVATIONS = Tiles::SLOTS;  // first event of their buffers
+  static constexpr int32_t ACTIVATIONS = Tiles::MORE_SLOTS;  // first event of their buffers
 
   template <class W>
   __aicore__ inline LocalTensor<W> portion(int32_t buffer) const {
@@ -98,8 +92,8 @@ class Feed {
   }
 
   __aicore__ inline int32_t name(int32_t stage, int32_t group, const Pass& pass, int32_t start) const {
-    const int32_t portion = order_.portion(), portions = (pass.k + portion - 1) / portion;
-    return (group * STAGES + stage) * 65536 + pass.matrix * portions + start / portion;
+    return (group * STAGES + stage) * 65536 + pass.matrix * order_.portions(pass) +
+           start / order_.portion();
   }
 
   // Rows of what a stage multiplies, in bytes, and the bytes from one to the next.
@@ -107,7 +101,7 @@ class Feed {
     GM_ADDR first;
     int32_t pitch;
   };
-  __aicore__ inline Rows rows_of(int32_t stage, int32_t group, int32_t matrix) const {
+  __aicore__ inline Rows source(int32_t stage, int32_t group, int32_t matrix) const {
     const int64_t first = int64_t(group) * t_.group;
     if (stage == DOWN) {
       const int32_t pitch = t_.hidden * int32_t(sizeof(A));
@@ -125,19 +119,23 @@ class Feed {
   // the elements does not matter.
   __aicore__ inline void load_rows(int32_t stage, int32_t group, int32_t matrix, int32_t k0,
                                    int32_t depth, int32_t buffer) {
-    const Rows from = rows_of(stage, group, matrix);
-    GlobalTensor<int8_t> source;
-    source.SetGlobalBuffer((__gm__ int8_t*)(from.first + k0 * 32));
+    const Rows from = source(stage, group, matrix);
+    GlobalTensor<int8_t> values;
+    values.SetGlobalBuffer((__gm__ int8_t*)(from.first + k0 * 32));
     const LocalTensor<int8_t> to = portion<int8_t>(buffer);
     if (loads_ >= 2) {
       SetFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
       WaitFlag<HardEvent::MTE1_MTE2>(ACTIVATIONS);
     }
     loads_++;
-    const Nd2NzParams move(1, uint16_t(tokens(group)), uint16_t(depth * 32), 0, uint16_t(from.pitch),
-                           uint16_t(rows(group)), 1, 0);
-    DataCopy(to, source, move);
-    if (tokens(group) == 1) DataCopy(to[32], source, move);
+    const int32_t count = tokens(group);
+    Nd2NzParams move(1, uint16_t(count), uint16_t(depth * 32), 0, uint16_t(from.pitch),
+                     uint16_t(rows(group)), 1, 0);
+    DataCopy(to, values, move);
+    if (count < rows(group)) {
+      move.nValue = 1;
+      DataCopy(to[count * 32], values[int64_t(count - 1) * from.pitch], move);
+    }
     SetFlag<HardEvent::MTE2_MTE1>(ACTIVATIONS + buffer);
     loading_[buffer] = true;
   }

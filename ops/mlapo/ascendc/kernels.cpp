@@ -4,9 +4,8 @@
 
 namespace mlapo {
 
-// Weights in buffers of 63 KiB. Float activations are twice as long: half the tokens in a group.
-using Int8Tiles = Tiles<128, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7168, 2048, 2688, 2048, 128>;
-using FloatTiles = Tiles<64, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7168, 2048, 2688, 2048, 128>;
+// Those of GLM-5's sizes, with every type of weight.
+using LargeTiles = Tiles<128, 4, 63 << 10, 256 << 10, 32 << 10, 64 << 10, 7168, 2048, 2688, 2048, 128>;
 // The same pipeline with every loop run several times at small sizes.
 using SmallTiles = Tiles<16, 3, 4 << 10, 4 << 10, 2 << 10, 4 << 10, 512, 512, 1152, 512, 64>;
 
@@ -31,12 +30,12 @@ using SmallTiles = Tiles<16, 3, 4 << 10, 4 << 10, 2 << 10, 4 << 10, 512, 512, 11
   }
 
 #ifndef MLAPO_REDUCED
-MLAPO_KERNEL(mlapo_bf16, bfloat16_t, bfloat16_t, bfloat16_t, FloatTiles)
-MLAPO_KERNEL(mlapo_bf16_up, bfloat16_t, bfloat16_t, int8_t, FloatTiles)
-MLAPO_KERNEL(mlapo_bf16_int8, bfloat16_t, int8_t, int8_t, Int8Tiles)
-MLAPO_KERNEL(mlapo_f16, half, half, half, FloatTiles)
-MLAPO_KERNEL(mlapo_f16_up, half, half, int8_t, FloatTiles)
-MLAPO_KERNEL(mlapo_f16_int8, half, int8_t, int8_t, Int8Tiles)
+MLAPO_KERNEL(mlapo_bf16, bfloat16_t, bfloat16_t, bfloat16_t, LargeTiles)
+MLAPO_KERNEL(mlapo_bf16_up, bfloat16_t, bfloat16_t, int8_t, LargeTiles)
+MLAPO_KERNEL(mlapo_bf16_int8, bfloat16_t, int8_t, int8_t, LargeTiles)
+MLAPO_KERNEL(mlapo_f16, half, half, half, LargeTiles)
+MLAPO_KERNEL(mlapo_f16_up, half, half, int8_t, LargeTiles)
+MLAPO_KERNEL(mlapo_f16_int8, half, int8_t, int8_t, LargeTiles)
 #endif
 MLAPO_KERNEL(mlapo_bf16_small, bfloat16_t, bfloat16_t, bfloat16_t, SmallTiles)
 MLAPO_KERNEL(mlapo_bf16_up_small, bfloat16_t, bfloat16_t, int8_t, SmallTiles)

@@ -44,11 +44,11 @@ template <class W>
 __aicore__ inline void load_sums(W& w, int32_t group, int32_t row, int32_t column, int32_t count) {
   using S = typename W::SumA;
   const auto input = w.buffers.open_input();
-  const int64_t slot = int64_t(group % DOWN_SLOTS) * w.t.split_k * w.t.group + row;
+  const int64_t at = (int64_t(group % DOWN_SLOTS) * w.t.group + row) * w.t.split_k;
   DataCopy(input.template ReinterpretCast<S>(),
-           w.template gm<S>(w.a.workspace + w.t.down_at, slot * w.columns + column),
+           w.template gm<S>(w.a.workspace + w.t.down_at, at * w.columns + column),
            DataCopyParams(uint16_t(w.t.split_k), uint16_t(count / 8),
-                          uint16_t((w.t.group * w.columns - count) / 8), 0));
+                          uint16_t((w.columns - count) / 8), 0));
   const int64_t token = w.first(group) + row;
   if (W::INT8_A && !w.x_point.is_static)
     w.load_block(w.extra(input, W::ROW_SCALE),

@@ -6,48 +6,79 @@
 
 namespace mlapo {
 
+// Reads quarters `first` to `last` of this core's share of W_UK into nothing: AICs find it in L2 then.
 template <class W>
-__aicore__ inline void load_heads(W& w, int32_t group, int32_t tile) {
+__aicore__ inline void warm(W& w, int32_t first, int32_t last) {
+  if (!w.warms()) return;
+  const GlobalTensor<uint8_t> weight = w.template gm<uint8_t>(w.a.absorb);
+  const int64_t end = w.warm_from(last);
+  for (int64_t at = w.warm_from(first); at < end; at += W::WARM_STEP) {
+    const auto input = w.buffers.open_input();
+    DataCopy(input, weight[at], uint32_t(end - at < W::WARM_STEP ? end - at : W::WARM_STEP));
+    w.buffers.input_filled();
+    w.buffers.take_input();
+    w.buffers.input_read();
+  }
+}
+
+// A tile of some heads: token of the group, and first head.
+struct Tile {
+  int32_t row, head;
+};
+template <class W>
+__aicore__ inline Tile tile_of(const W& w, int32_t wave, int32_t tile) {
+  const int32_t heads = w.t.heads / w.t.nope_waves, across = heads / w.t.tile_heads;
+  return {tile / across, wave * heads + tile % across * w.t.tile_heads};
+}
+
+// Columns stay in both buffers where all tiles of a core have the same heads.
+template <class W>
+__aicore__ inline void load_heads(W& w, int32_t group, const Tile& tile, bool columns_are_there) {
   using S = typename W::SumB;
-  const int32_t across = w.t.heads / w.t.tile_heads, row = tile / across;
-  const int32_t n = w.t.tile_heads * w.width, column = tile % across * n;
-  const int64_t slot = int64_t(group % UP_SLOTS) * w.t.group + row, token = w.first(group) + row;
+  const int32_t row = tile.row, n = w.t.tile_heads * w.width, column = tile.head * w.width;
+  const int64_t at = (int64_t(group % UP_SLOTS) * w.t.group + row) * w.t.up_split;
+  const int32_t columns = w.t.heads * w.width;
+  const int64_t token = w.first(group) + row;
   const auto input = w.buffers.open_input();
   DataCopy(input.template ReinterpretCast<S>(),
-           w.template gm<S>(w.a.workspace + w.t.up_at, slot * w.t.heads * w.width + column), n);
-  if (W::INT8_B) {
-    DataCopy(input[W::Tiles::VALUES * 4].template ReinterpretCast<float>(),
+           w.template gm<S>(w.a.workspace + w.t.up_at, at * columns + column),
+           DataCopyParams(uint16_t(w.t.up_split), uint16_t(n / 8), uint16_t((columns - n) / 8), 0));
+  if (W::INT8_B && !columns_are_there) {
+    DataCopy(input[W::SCALES].template ReinterpretCast<float>(),
              w.template gm<float>(w.a.up_scale, column), n);
     if (w.latent_point.is_static)
-      DataCopy(input[W::Tiles::VALUES * 8].template ReinterpretCast<int32_t>(),
+      DataCopy(input[W::BIASES].template ReinterpretCast<int32_t>(),
                w.template gm<int32_t>(w.a.up_bias, column), n);
-    else
-      w.load_block(w.extra(input, W::ROW_SCALE), w.a.latent_scale, token);
   }
+  if (W::INT8_B && !w.latent_point.is_static)
+    w.load_block(w.extra(input, W::ROW_SCALE), w.a.latent_scale, token);
   w.load_angles(input, token);
   w.buffers.input_filled();
 }
 
 // Unrotated parts for W_UK, by head; rotated parts to the result.
 template <class W>
-__aicore__ inline void queries(W& w, int32_t group) {
+__aicore__ inline void queries(W& w, int32_t group, int32_t wave) {
   using T = typename W::T;
   using S = typename W::SumB;
   const int32_t tiles = w.tiles(group), heads = w.t.tile_heads, nope = w.t.nope, dims = w.t.rope;
-  const int32_t across = w.t.heads / heads, n = heads * w.width;
+  const int32_t n = heads * w.width;
+  const bool same = w.cores % (w.t.heads / w.t.nope_waves / heads) == 0;
   const auto wide = w.buffers.template wide<float>(0), other = w.buffers.template wide<float>(1);
-  if (w.core < tiles) load_heads(w, group, w.core);
+  if (w.core < tiles) load_heads(w, group, tile_of(w, wave, w.core), false);
   for (int32_t tile = w.core; tile < tiles; tile += w.cores) {
-    if (tile + w.cores < tiles) load_heads(w, group, tile + w.cores);
-    const int32_t row = tile / across, head = tile % across * heads;
+    if (const int32_t next = tile + w.cores; next < tiles)
+      load_heads(w, group, tile_of(w, wave, next), same && next >= w.core + 2 * w.cores);
+    const auto [row, head] = tile_of(w, wave, tile);
     const auto input = w.buffers.take_input();
     const auto output = w.buffers.open_output();
     const LocalTensor<T> values = output.template ReinterpretCast<T>();
     const LocalTensor<T> turned = values[n];
-    const Scaling scaling = {input[W::Tiles::VALUES * 4].template ReinterpretCast<float>(),
-                             input[W::Tiles::VALUES * 8].template ReinterpretCast<int32_t>(),
+    const Scaling scaling = {input[W::SCALES].template ReinterpretCast<float>(),
+                             input[W::BIASES].template ReinterpretCast<int32_t>(),
                              w.extra(input, W::ROW_SCALE), w.latent_point.is_static};
-    scaled<T, S>(values, wide, input.template ReinterpretCast<S>(), 1, n, scaling);
+    scaled<T, S>(values, wide, input.template ReinterpretCast<S>(), w.t.up_split, n,
+                 scaling);
     rotated<T>(turned, values[nope], heads, dims, w.width, w.extra(input, W::COS),
                w.extra(input, W::SIN), wide, other, w.turn);
     w.buffers.input_read();

@@ -34,6 +34,30 @@ __aicore__ inline void over_block(const LocalTensor<float>& dst, const LocalTens
   PipeBarrier<PIPE_V>();
 }
 
+// The result of `Join` over n values, in every place of the block v.spread. Halves are joined until 64
+// are left, which is faster than reducing repeat by repeat. `values` is scratch.
+enum class Join { SUM, MAXIMUM };
+template <Join JOIN>
+__aicore__ inline void reduced(const LocalTensor<float>& values, int32_t n, const Numbers& v) {
+  while (n > 64) {
+    // The upper part is a whole number of blocks and not the larger one.
+    const int32_t upper = n / 16 * 8;
+    if (JOIN == Join::SUM)
+      Add(values, values, values[n - upper], upper);
+    else
+      Max(values, values, values[n - upper], upper);
+    PipeBarrier<PIPE_V>();
+    n -= upper;
+  }
+  if (JOIN == Join::SUM)
+    ReduceSum(v.sum, values, v.scratch, n);
+  else
+    ReduceMax(v.sum, values, v.scratch, n);
+  PipeBarrier<PIPE_V>();
+  Brcb(v.spread, v.sum, 1, BrcbRepeatParams(1, 8));
+  PipeBarrier<PIPE_V>();
+}
+
 // What turns sums of a product into activations.
 struct Scaling {
   LocalTensor<float> columns;  // scale of each column
@@ -77,10 +101,7 @@ __aicore__ inline void normed(const LocalTensor<T>& values, const LocalTensor<fl
   PipeBarrier<PIPE_V>();
   Mul(other, wide, wide, n);
   PipeBarrier<PIPE_V>();
-  ReduceSum(v.sum, other, v.scratch, n);
-  PipeBarrier<PIPE_V>();
-  Brcb(v.spread, v.sum, 1, BrcbRepeatParams(1, 8));
-  PipeBarrier<PIPE_V>();
+  reduced<Join::SUM>(other, n, v);
   Muls(v.spread, v.spread, 1.0f / float(n), 8);
   PipeBarrier<PIPE_V>();
   Adds(v.spread, v.spread, eps, 8);
@@ -107,14 +128,10 @@ struct Point {
   bool is_static;
 };
 
-// int8 of quotients, `low` to 127. Whole numbers first: half would round some across a tie.
+// int8 of quotients of -127 to 127. Whole numbers first: half would round some across a tie.
 __aicore__ inline void to_codes(const LocalTensor<int8_t>& codes, const LocalTensor<float>& wide,
-                                const LocalTensor<float>& other, float low, int32_t n) {
+                                const LocalTensor<float>& other, int32_t n) {
   Cast(wide, wide, RoundMode::CAST_RINT, n);
-  PipeBarrier<PIPE_V>();
-  Mins(wide, wide, 127.0f, n);
-  PipeBarrier<PIPE_V>();
-  Maxs(wide, wide, low, n);
   PipeBarrier<PIPE_V>();
   const LocalTensor<half> narrow = other.template ReinterpretCast<half>();
   Cast(narrow, wide, RoundMode::CAST_RINT, n);
@@ -134,13 +151,14 @@ __aicore__ inline void quantised(const LocalTensor<int8_t>& codes, const LocalTe
     over_block(wide, wide, point.scale, n);
     Adds(wide, wide, point.offset, n);
     PipeBarrier<PIPE_V>();
+    Mins(wide, wide, 127.0f, n);
+    PipeBarrier<PIPE_V>();
+    Maxs(wide, wide, -128.0f, n);
+    PipeBarrier<PIPE_V>();
   } else {
     Abs(other, wide, n);
     PipeBarrier<PIPE_V>();
-    ReduceMax(v.sum, other, v.scratch, n);
-    PipeBarrier<PIPE_V>();
-    Brcb(v.spread, v.sum, 1, BrcbRepeatParams(1, 8));
-    PipeBarrier<PIPE_V>();
+    reduced<Join::MAXIMUM>(other, n, v);
     Div(scale, v.spread, v.most, 8);
     PipeBarrier<PIPE_V>();
     // A row of zeros has scale 0 and codes 0: it is divided by the smallest number.
@@ -148,7 +166,7 @@ __aicore__ inline void quantised(const LocalTensor<int8_t>& codes, const LocalTe
     PipeBarrier<PIPE_V>();
     over_block(wide, wide, v.divisor, n);
   }
-  to_codes(codes, wide, other, point.is_static ? -128.0f : -127.0f, n);
+  to_codes(codes, wide, other, n);
 }
 
 // The same with a scale for each TILE values; scales holds 8 floats, one for each tile first.
@@ -176,35 +194,43 @@ __aicore__ inline void packed(const LocalTensor<int8_t>& codes, const LocalTenso
   Div(wide, wide, v.spread, uint64_t(64), tiles, by_tile);
   Div(wide[64], wide[64], v.spread, uint64_t(64), tiles, by_tile);
   PipeBarrier<PIPE_V>();
-  to_codes(codes, wide, other, -127.0f, n);
+  to_codes(codes, wide, other, n);
 }
 
-// Angles and offsets of the rotation of neighbours; see worker.h.
+// Angles of the rotation of neighbours; see worker.h.
 struct Turn {
-  LocalTensor<uint32_t> swap;   // byte offset of a value's neighbour
-  LocalTensor<uint32_t> pair;   // of its pair's angle, for one row
+  LocalTensor<uint32_t> pair;   // byte offset of the angle of a value's pair, for one row
   LocalTensor<float> sign;      // -1, 1, -1, ...
   LocalTensor<float> cos, sin;  // of one row, scratch
+  LocalTensor<uint32_t> words;  // pairs of values, scratch
 };
 
-// out [heads][dims] = rows of `dims` values, `pitch` apart, turned by angles of dims / 2 pairs.
+// out [heads][dims] = rows of `dims` values, `pitch` apart, turned by angles of dims / 2 pairs. A pair is
+// a word of 32 bits, whose halves change places.
 template <class T>
 __aicore__ inline void rotated(const LocalTensor<T>& out, const LocalTensor<T>& rows, int32_t heads,
                                int32_t dims, int32_t pitch, const LocalTensor<float>& cos,
                                const LocalTensor<float>& sin, const LocalTensor<float>& wide,
                                const LocalTensor<float>& other, const Turn& turn) {
-  const uint8_t row = uint8_t(dims / 8);
+  const uint8_t row = uint8_t(dims / 8), apart = uint8_t(pitch / 16), repeats = uint8_t(heads);
+  const uint64_t pairs = uint64_t(dims / 2);
   const BinaryRepeatParams step(1, 1, 1, row, row, 0);
-  Cast(wide, rows, RoundMode::CAST_NONE, uint64_t(dims), uint8_t(heads),
-       UnaryRepeatParams(1, 1, row, uint8_t(pitch / 16)));
+  const LocalTensor<uint32_t> words = rows.template ReinterpretCast<uint32_t>();
+  const LocalTensor<uint32_t> low = turn.words, high = turn.words[heads * dims / 2];
+  Cast(wide, rows, RoundMode::CAST_NONE, uint64_t(dims), repeats, UnaryRepeatParams(1, 1, row, apart));
+  ShiftLeft(low, words, uint32_t(16), pairs, repeats, UnaryRepeatParams(1, 1, row / 2, apart));
+  ShiftRight(high, words, uint32_t(16), pairs, repeats, UnaryRepeatParams(1, 1, row / 2, apart));
   Gather(turn.cos, cos, turn.pair, 0, dims);
   Gather(turn.sin, sin, turn.pair, 0, dims);
   PipeBarrier<PIPE_V>();
   Mul(turn.sin, turn.sin, turn.sign, dims);
-  Gather(other, wide, turn.swap, 0, heads * dims);
+  Mul(wide, wide, turn.cos, uint64_t(dims), repeats, step);
+  Add(low.template ReinterpretCast<int32_t>(), low.template ReinterpretCast<int32_t>(),
+      high.template ReinterpretCast<int32_t>(), heads * dims / 2);
   PipeBarrier<PIPE_V>();
-  Mul(wide, wide, turn.cos, uint64_t(dims), uint8_t(heads), step);
-  Mul(other, other, turn.sin, uint64_t(dims), uint8_t(heads), step);
+  Cast(other, low.template ReinterpretCast<T>(), RoundMode::CAST_NONE, heads * dims);
+  PipeBarrier<PIPE_V>();
+  Mul(other, other, turn.sin, uint64_t(dims), repeats, step);
   PipeBarrier<PIPE_V>();
   Add(wide, wide, other, heads * dims);
   PipeBarrier<PIPE_V>();

@@ -18,6 +18,7 @@ class Vector {
     for (int32_t group = 0; group < 2 && group < w_.groups; group++) codes(group);
     for (int32_t step = 0; step <= w_.groups + w_.t.int8_query; step++) {
       if (step < w_.groups) {
+        if (step == 0) warm(w_, 0, 1);
         CrossCoreWaitFlag(DOWN_READY);
         CrossCoreSetFlag<0, PIPE_MTE2>(DOWN_ALL);
         CrossCoreWaitFlag(DOWN_ALL);
@@ -25,14 +26,23 @@ class Vector {
         CrossCoreSetFlag<0, PIPE_MTE3>(LATENT_ALL);
         CrossCoreWaitFlag(LATENT_ALL);
         CrossCoreSetFlag<2, PIPE_MTE3>(LATENT_READY);
+        if (w_.t.down_waves > 1) {
+          CrossCoreWaitFlag(DOWN_READY);
+          CrossCoreSetFlag<0, PIPE_MTE2>(DOWN_ALL);
+          CrossCoreWaitFlag(DOWN_ALL);
+        }
         cache_rows(w_, step);
+        if (step == 0) warm(w_, 1, 4);
         if (step + 2 < w_.groups) codes(step + 2);
       }
-      if (step > 0 && step <= w_.groups) {
-        CrossCoreWaitFlag(UP_READY);
-        CrossCoreSetFlag<0, PIPE_MTE2>(UP_ALL);
-        CrossCoreWaitFlag(UP_ALL);
-        queries(w_, step - 1);
+      const bool behind = step > 0 && step <= w_.groups;
+      for (int32_t wave = 0; behind && wave < w_.t.nope_waves; wave++) {
+        if (wave % (w_.t.nope_waves / w_.t.up_waves) == 0) {
+          CrossCoreWaitFlag(UP_READY);
+          CrossCoreSetFlag<0, PIPE_MTE2>(UP_ALL);
+          CrossCoreWaitFlag(UP_ALL);
+        }
+        queries(w_, step - 1, wave);
         CrossCoreSetFlag<0, PIPE_MTE3>(NOPE_ALL);
         CrossCoreWaitFlag(NOPE_ALL);
         CrossCoreSetFlag<2, PIPE_MTE3>(NOPE_READY);

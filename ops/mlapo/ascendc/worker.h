@@ -38,21 +38,29 @@ struct Worker {
     t = tiling;
     core = int32_t(GetBlockIdx());
     cores = 2 * t.cores;
-    groups = (t.tokens + t.group - 1) / t.group;
+    groups = groups_of(t);
     columns = t.q_lora + t.kv_lora + t.rope;
     width = t.nope + t.rope;
-    buffers.init(pipe, units());
+    const int32_t count = units();
+    buffers.init(pipe, count + warmings(), count);
     place();
     load();
     compute();
   }
 
   __aicore__ inline int32_t first(int32_t group) const { return group * t.group; }
-  __aicore__ inline int32_t rows(int32_t group) const {
-    return least(t.group, t.tokens - first(group));
-  }
+  __aicore__ inline int32_t rows(int32_t group) const { return tokens_of(t, group); }
+  // Of one wave.
   __aicore__ inline int32_t tiles(int32_t group) const {
-    return rows(group) * (t.heads / t.tile_heads);
+    return rows(group) * (t.heads / t.nope_waves / t.tile_heads);
+  }
+
+  // One AIV of WARMER reads W_UK ahead of the AICs. Byte at which a quarter of its share starts.
+  static constexpr int32_t WARMER = 3, WARM_STEP = (Tiles::INPUT - Tiles::EXTRA) / 512 * 512;
+  __aicore__ inline bool warms() const { return t.up_waves > 1 && core % WARMER == 0; }
+  __aicore__ inline int64_t warm_from(int32_t quarter) const {
+    const int64_t blocks = int64_t(t.heads) * t.kv_lora * t.nope / 16;
+    return blocks * (core / WARMER * 4 + quarter) / (parts(cores, WARMER) * 4) * 32;
   }
 
   // n elements of GM from `from` on.
@@ -80,6 +88,9 @@ struct Worker {
     DataCopy(extra(input, COS), gm<float>(a.cos, token * half), half);
     DataCopy(extra(input, SIN), gm<float>(a.sin, token * half), half);
   }
+  // Behind the sums of a tile of heads: scales of their columns, biases.
+  static constexpr int32_t SCALES = Tiles::UP_SPLIT * Tiles::VALUES * 4,
+                           BIASES = SCALES + Tiles::VALUES * 4;
   static constexpr int32_t ROW_SCALE = 0, COS = 128, SIN = 256;
 
  private:
@@ -88,10 +99,16 @@ struct Worker {
     for (int32_t group = 0; group < groups; group++) {
       const int32_t mine = share(rows(group), core, cores);
       count += (t.quantise_x ? 2 : 1) * mine + share(rows(group), cores - 1 - core, cores) +
-               share(tiles(group), core, cores) +
+               t.nope_waves * share(tiles(group), core, cores) +
                (t.int8_query ? share(rows(group) * t.heads, core, cores) : 0);
     }
     return count;
+  }
+
+  __aicore__ inline int32_t warmings() const {
+    if (!warms()) return 0;
+    return parts(int32_t(warm_from(1) - warm_from(0)), WARM_STEP) +
+           parts(int32_t(warm_from(4) - warm_from(1)), WARM_STEP);
   }
 
   __aicore__ inline void place() {
@@ -101,7 +118,7 @@ struct Worker {
     down_bias = buffers.constants(line).template ReinterpretCast<int32_t>();
     gamma_q = buffers.constants(2 * line).template ReinterpretCast<float>();
     gamma_kv = gamma_q[t.q_lora];
-    turn.swap = buffers.constants(3 * line).template ReinterpretCast<uint32_t>();
+    turn.words = buffers.constants(3 * line).template ReinterpretCast<uint32_t>();
     turn.pair = buffers.constants(turn_at).template ReinterpretCast<uint32_t>();
     const LocalTensor<float> angles = buffers.constants(turn_at).template ReinterpretCast<float>();
     turn.sign = angles[Tiles::MAX_ROPE];
@@ -142,31 +159,24 @@ struct Worker {
     Cast(gamma_q, buffers.template wide<T>(0), RoundMode::CAST_NONE, t.q_lora + t.kv_lora);
     Duplicate(numbers.ones, 1.0f, 8);
     Duplicate(numbers.most, 127.0f, 8);
-    // i, and its lowest bit p: the neighbour is i + 1 - 2 p, the pair (i - p) / 2, the sign 2 p - 1.
-    const int32_t n = t.tile_heads * t.rope;
-    const LocalTensor<int32_t> i = turn.swap.template ReinterpretCast<int32_t>();
+    // i, and its lowest bit p: the pair's angle is at 4 (i - p) / 2, the sign 2 p - 1.
+    const int32_t n = t.rope;
+    const LocalTensor<int32_t> pair = turn.pair.template ReinterpretCast<int32_t>();
     const LocalTensor<uint32_t> bit = buffers.template wide<uint32_t>(1);
     const LocalTensor<int32_t> p = buffers.template wide<int32_t>(1);
-    const LocalTensor<int32_t> pair = turn.pair.template ReinterpretCast<int32_t>();
-    CreateVecIndex(i, 0, n);
+    CreateVecIndex(pair, 0, n);
     PipeBarrier<PIPE_V>();
-    ShiftLeft(bit, turn.swap, uint32_t(31), n);
+    ShiftLeft(bit, turn.pair, uint32_t(31), n);
     PipeBarrier<PIPE_V>();
     ShiftRight(bit, bit, uint32_t(31), n);
     PipeBarrier<PIPE_V>();
-    Cast(turn.sign, p, RoundMode::CAST_RINT, t.rope);
-    Sub(pair, i, p, t.rope);
+    Cast(turn.sign, p, RoundMode::CAST_RINT, n);
+    Sub(pair, pair, p, n);
     PipeBarrier<PIPE_V>();
-    Muls(pair, pair, int32_t(2), t.rope);
-    Muls(turn.sign, turn.sign, 2.0f, t.rope);
-    Muls(p, p, int32_t(-2), n);
+    Muls(turn.sign, turn.sign, 2.0f, n);
+    Muls(pair, pair, int32_t(2), n);
     PipeBarrier<PIPE_V>();
-    Adds(turn.sign, turn.sign, -1.0f, t.rope);
-    Add(i, i, p, n);
-    PipeBarrier<PIPE_V>();
-    Adds(i, i, int32_t(1), n);
-    PipeBarrier<PIPE_V>();
-    Muls(i, i, int32_t(4), n);
+    Adds(turn.sign, turn.sign, -1.0f, n);
   }
 
   static constexpr int32_t CONSTANTS = 2;  // event

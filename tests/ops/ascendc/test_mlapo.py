@@ -148,9 +148,9 @@ def test_every_mutant_is_reported(record_property: Callable[[str, object], None]
 
 @pytest.mark.parametrize("scheme", ["float", "dynamic"])
 def test_production_tiles_of_several_groups(scheme: str) -> None:
-    """More tokens than a group has, with the tiles of GLM-5's sizes."""
-    scene = Scene(PLAIN, 150, scheme)
-    for blocks in (1, 6):
+    """More tokens than a block or a group has, with the tiles of GLM-5's sizes."""
+    for tokens, blocks in ((150, 1), (150, 6), (290, 6)):
+        scene = Scene(PLAIN, tokens, scheme)
         report = launched(scene, Setting(blocks, DIRECT, small=False))
         assert report.findings == ()
 
