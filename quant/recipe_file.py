@@ -20,6 +20,7 @@ from glm5_ascend.quant.recipe_rules import (
     KvName,
     MtpName,
     Recipe,
+    RefineName,
     RoundingName,
     Rule,
     SmoothingName,
@@ -118,7 +119,7 @@ def overridden(
     return replace(
         recipe,
         rotate=rotate,
-        refine_rotation=recipe.refine_rotation and rotate,
+        refine_rotation=recipe.refine_rotation if rotate else "none",
         dtype=dtype or recipe.dtype,
         mtp=mtp or recipe.mtp,
         format=format or recipe.format,
@@ -151,9 +152,11 @@ class _Reader:
         if "rules" not in top:
             self._fail("there are no `rules`")
         rotate = self._flag(top.get("rotate", True), "rotate")
-        refine = self._flag(top.get("refine_rotation", False), "refine_rotation")
-        if refine and not rotate:
-            self._fail("`refine_rotation` is true and `rotate` false")
+        refine: RefineName = self._choice(
+            top.get("refine_rotation", "none"), "refine_rotation", get_args(RefineName)
+        )
+        if refine != "none" and not rotate:
+            self._fail(f"`refine_rotation` is {refine}, but `rotate` is false")
         return Recipe(
             name=name,
             rules=tuple(self._rules(top["rules"])),

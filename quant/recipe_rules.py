@@ -22,6 +22,7 @@ DtypeName = Literal["bfloat16", "float32"]
 MtpName = Literal["w8", "float", "rules"]
 KvName = Literal["none", "c8"]
 FormatName = Literal["ascend", "compressed-tensors"]
+RefineName = Literal["none", "inputs", "all"]
 SmoothingName = Literal["flex", "fit", "awq", "fit-experts"]
 # Roundings that need the second moments of a module's input.
 CALIBRATED: tuple[RoundingName, ...] = ("gptq", "descent")
@@ -99,7 +100,8 @@ class Recipe:
         rules: first match wins; together they cover every module that can be quantised.
         use_when: one sentence for people.
         rotate: fuse norms and rotate (QuaRot).
-        refine_rotation: learn a refinement of the rotations first.
+        refine_rotation: refine the rotations first: on activations (``inputs``), or also on the
+            weights of an axis where they are few enough to look at them all (``all``).
         dtype: of the tensors that stay float.
         mtp: the MTP layer's modules in int8 (``w8``), ``float``, or as the rules say.
         kv: ``c8`` marks the layers whose indexer keys the engine may cache in int8.
@@ -115,7 +117,7 @@ class Recipe:
     rules: tuple[Rule, ...]
     use_when: str = ""
     rotate: bool = True
-    refine_rotation: bool = False
+    refine_rotation: RefineName = "none"
     dtype: DtypeName = "bfloat16"
     mtp: MtpName = "w8"
     kv: KvName = "none"
@@ -140,7 +142,7 @@ class Recipe:
         """Whether statistics of activations decide some of the values."""
         return (
             bool(self.smoothing)
-            or self.refine_rotation
+            or self.refine_rotation != "none"
             or Scheme.W8A8 in self.schemes
             or any(rule.rounding in CALIBRATED for rule in self.rules)
         )

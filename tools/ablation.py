@@ -46,6 +46,7 @@ class Variant:
     scheme: str = "W8A8_DYNAMIC"
     rotate: bool = True
     smoothing: tuple[str, ...] = ()
+    refine: str = "none"
 
     def recipe(self) -> Row:
         """The recipe file's content."""
@@ -64,6 +65,8 @@ class Variant:
         }
         if self.smoothing:
             content["smoothing"] = list(self.smoothing)
+        if self.refine != "none":
+            content["refine_rotation"] = self.refine
         return content
 
 
@@ -93,9 +96,22 @@ VARIANTS = (
         "descent",
         smoothing=_FITTED,
     ),
+    *(
+        Variant(
+            f"w4a8-refined-{refine}",
+            f"rotation refined on {what}",
+            "w4a8-descent",
+            _INT4,
+            "descent",
+            "descent",
+            smoothing=_FITTED,
+            refine=refine,
+        )
+        for refine, what in (("inputs", "activations"), ("all", "activations and all weights"))
+    ),
     Variant(
         "w4a8-all-unrotated",
-        "the last without rotation",
+        "descent without rotation",
         "w4a8-descent",
         _INT4,
         "descent",
@@ -123,6 +139,19 @@ VARIANTS = (
         "gptq",
         "gptq",
         smoothing=("flex",),
+    ),
+    *(
+        Variant(
+            f"w8a8-refined-{refine}",
+            f"rotation refined on {what}",
+            "w8a8-smooth",
+            _INT8,
+            "gptq",
+            "gptq",
+            smoothing=_FITTED,
+            refine=refine,
+        )
+        for refine, what in (("inputs", "activations"), ("all", "activations and all weights"))
     ),
     Variant("w8a8-static", "static attention", "w8a8-gptq", _INT8, "gptq", "gptq", scheme="W8A8"),
 )

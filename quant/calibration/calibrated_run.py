@@ -93,7 +93,7 @@ class CalibratedRun:
         """What a calibration leaves beside the weights, by name."""
         for directory in (self._session.directory, self._journal.directory):
             file = directory / REFINEMENTS
-            if self._plan.recipe.refine_rotation and file.is_file():
+            if self._plan.recipe.refine_rotation != "none" and file.is_file():
                 return {REFINEMENTS: read_bytes(file, "start anew with --overwrite")}
         return {}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from glm5_ascend.config import Glm5Config
+from glm5_ascend.quant import refining
 from glm5_ascend.quant.plan import Plan
 from glm5_ascend.quant.recipe import Action, Step
 from glm5_ascend.quant.recipe_rules import CALIBRATED
@@ -86,8 +87,28 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
         found["second moments", "int8"] += rows * width * width
         found["factor", "f64"] += width**3 / 3
     found["layers", "f32"] += tokens * _attention(config, sequence)
+    if plan.recipe.refine_rotation != "none":
+        seen = min(tokens, refining.TOKENS)
+        found["refining", "f32"] += _refining_pass(config, steps, seen, sequence)
+        found["refining", "f64"] += _learning(config)
     width = 4 * (3 * config.hidden_size + config.index_topk)
     return Cost(dict(found), tokens * width)
+
+
+def _refining_pass(config: Glm5Config, steps: list[Step], tokens: int, sequence: int) -> float:
+    """The float pass, and every weight turned behind the Hadamard matrices in it and at the end."""
+    found = tokens * _attention(config, sequence)
+    for step in steps:
+        outputs, width = step.shape
+        found += 2 * _rows(config, step, tokens) * outputs * width
+        found += 2 * 2 * refining.BLOCK * outputs * width
+    return found
+
+
+def _learning(config: Glm5Config) -> float:
+    """Value and slope of the objective at every step: R2 and R4 of each layer, R1 of all."""
+    pairs = (2 * config.num_hidden_layers + 1) * refining.ELEMENTS
+    return 4.0 * refining.STEPS * refining.BLOCK * pairs
 
 
 def _attention(config: Glm5Config, sequence: int) -> float:

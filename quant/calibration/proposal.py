@@ -106,8 +106,8 @@ def recipe_text(base: Recipe, upgrades: Sequence[Upgrade], modules: Sequence[str
     }
     if base.kv_except:
         document["kv_except"] = list(base.kv_except)
-    if base.refine_rotation:
-        document["refine_rotation"] = True
+    if base.refine_rotation != "none":
+        document["refine_rotation"] = base.refine_rotation
     if base.smoothing:
         document["smoothing"] = list(base.smoothing)
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.console import note
+from glm5_ascend.quant import refining
 from glm5_ascend.quant.calibration import attention_run
 from glm5_ascend.quant.calibration.attention_run import attend
 from glm5_ascend.quant.calibration.corpus import Corpus
@@ -41,10 +42,8 @@ from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
 from glm5_ascend.simulator.offline_load import load_layer
 
-TOKENS = 8192
-# Activations of one axis; and elements of all its weights, if they are looked at.
+# Rows of the activations of one axis, at most.
 _ROWS = 16_384
-_ELEMENTS = 1 << 24
 _FEWEST = 32
 _INPUT_SHARE = 1 / 127**2
 _WEIGHT_SHARE = {Scheme.W4A8_DYNAMIC: 0.5 / 7.5**2}
@@ -101,9 +100,13 @@ class RotationRun:
         store: every module float, in the basis of the plain rotations.
         corpus: text, of which the first sequences are used.
         threads: of the attention.
+        with_weights: look at weights too, where all of an axis can be looked at.
     """
 
-    def __init__(self, store: FoldedStore, corpus: Corpus, threads: int) -> None:
+    def __init__(
+        self, store: FoldedStore, corpus: Corpus, threads: int, *, with_weights: bool
+    ) -> None:
+        self._with_weights = with_weights
         self._store, self._corpus, self._threads = store, corpus, threads
         self._layers = store.config.num_hidden_layers
         self._residual: _Found | None = None
@@ -131,7 +134,7 @@ class RotationRun:
 
     def _spans(self) -> list[slice]:
         spans = self._corpus.spans()
-        return [rows for rows in spans if rows.stop <= TOKENS] or spans[:1]
+        return [rows for rows in spans if rows.stop <= refining.TOKENS] or spans[:1]
 
     def _forward(self, progress: LayerProgress) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Each layer with the inputs of its linears, float32 [T, width] by their names."""
@@ -197,6 +200,8 @@ class RotationRun:
 
     def _sees_weights(self, name: str, layer: int) -> bool:
         """Whether all quantised weights of an axis are few enough; R1 is that of all layers."""
+        if not self._with_weights:
+            return False
         layers = range(self._layers) if name == "R1" else [layer]
         total = 0
         for number in layers:
@@ -204,7 +209,7 @@ class RotationRun:
                 axes = (steps[0].fold.columns, steps[0].fold.rows)
                 count = sum(axis is not None and _is_of(axis, name) for axis in axes)
                 total += count * len(steps) * steps[0].shape[0] * steps[0].shape[1]
-        return total <= _ELEMENTS
+        return total <= refining.ELEMENTS
 
 
 def say(found: Mapping[str, Learned]) -> None:
@@ -249,7 +254,7 @@ def _input_of(module: str) -> str:
 
 def _most(width: int, groups: int) -> int:
     """Rows of ``width`` elements that one of ``groups`` samples may have."""
-    return max(_FEWEST, min(_ROWS, _ELEMENTS // width) // groups)
+    return max(_FEWEST, min(_ROWS, refining.ELEMENTS // width) // groups)
 
 
 def _is_of(axis: Axis, name: str) -> bool:

@@ -171,7 +171,12 @@ class Session:
             matrices = rotations(reader.config)
             steps = [step for shard in self._plan.shards for step in shard.steps]
             store = FoldedStore(reader, steps, matrices, self._backend)
-            run = RotationRun(store, self._corpus, self._setting.threads)
+            run = RotationRun(
+                store,
+                self._corpus,
+                self._setting.threads,
+                with_weights=self._plan.recipe.refine_rotation == "all",
+            )
             layers = reader.config.num_hidden_layers
             progress = LayerProgress(layers, run.tokens(), 0, "refining rotations")
             with progress.shown():
@@ -182,7 +187,7 @@ class Session:
     @property
     def refinements(self) -> Path | None:
         """The file of learned refinements, which :meth:`refine` writes; None without any."""
-        wanted = self._plan.recipe.refine_rotation
+        wanted = self._plan.recipe.refine_rotation != "none"
         return self.directory / REFINEMENTS if wanted else None
 
     def run(self) -> Iterator[int]:

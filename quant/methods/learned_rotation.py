@@ -31,8 +31,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-LARGEST_BLOCK = 256
-_STEPS = 60
+from glm5_ascend.quant import refining
+
 _GROW, _SHRINK = 1.5, 0.4
 _MOMENTUM = 0.8
 _SMALLEST_STEP = 1e-7
@@ -135,10 +135,12 @@ class Learned:
 
 def block_size(size: int) -> int:
     """The largest divisor of ``size`` that blocks may have."""
-    return max(n for n in range(1, min(size, LARGEST_BLOCK) + 1) if size % n == 0)
+    return max(n for n in range(1, min(size, refining.BLOCK) + 1) if size % n == 0)
 
 
-def learn_rotation(samples: Sequence[Samples], size: int, *, steps: int = _STEPS) -> Learned | None:
+def learn_rotation(
+    samples: Sequence[Samples], size: int, *, steps: int = refining.STEPS
+) -> Learned | None:
     """Refine the rotation of an axis from samples in the basis that is there already.
 
     Half of the rows say what to do and the others whether it helped; then all go on from there.

@@ -207,6 +207,24 @@ def test_a_calibration_counts(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".out.calibration").exists()
 
 
+def test_refined_rotations_are_counted() -> None:
+    """Thorough presets: the float pass, two turns of every weight, and the search."""
+    raw = json.loads((CONFIGS / "GLM-5.2.json").read_text())
+    config = Glm5Config.from_dict(raw, source="GLM-5.2")
+    recipe = preset("w4a8-thorough")
+    with_it = cost_of(config, make_plan(config, recipe), 262_144, 4096).operations
+    plain = replace(recipe, refine_rotation="none")
+    without = cost_of(config, make_plan(config, plain), 262_144, 4096).operations
+    assert set(with_it) - set(without) == {("refining", "f32"), ("refining", "f64")}
+    assert all(with_it[key] == without[key] for key in without)
+    # 750e9 weights of layers are turned twice by blocks of 256, 39e9 of them meet a token; scores
+    # and sums of 64 heads over some 1,500 rows of 1,088 in 79 layers.
+    turns, passes = 4 * 256 * 750e9, 2 * 8192 * 39e9
+    attention = 8192 * 79 * 2 * 64 * 1500 * 1088
+    assert with_it["refining", "f32"] == pytest.approx(turns + passes + attention, rel=0.1)
+    assert with_it["refining", "f64"] == 4 * 60 * 256 * (1 << 24) * (2 * 78 + 1)
+
+
 def test_products_are_those_that_were_timed() -> None:
     """Against the recorded run of the pieces, whose total is measured at the release's shapes."""
     file = Path(__file__).parents[2] / "tools" / "results" / "calibration_cpu.jsonl"

@@ -33,9 +33,7 @@ from tests.quant import damage
 from tests.quant.conftest import contents, json_of, nearly_equal
 from tests.quant.test_equivalence import EXACT, Run, change, run_model
 
-FLOAT = (
-    "refine_rotation: true\ndtype: float32\nmtp: float\nrules: [{modules: '*', scheme: FLOAT}]\n"
-)
+FLOAT = "refine_rotation: all\ndtype: float32\nmtp: float\nrules: [{modules: '*', scheme: FLOAT}]\n"
 TOKENS = CalibrationOptions(tokens=600)
 
 
@@ -178,7 +176,7 @@ def test_kernels_alone_refuse_them(source: Path) -> None:
 
 
 THOROUGH = """
-refine_rotation: true
+refine_rotation: all
 mtp: float
 smoothing: [fit]
 rules:
@@ -267,11 +265,11 @@ def test_manifest_knows_the_file(source: Path, wanted: Path, tmp_path: Path) -> 
 
 
 def test_recipes() -> None:
-    with pytest.raises(ConfigError, match="`refine_rotation` is true and `rotate` false"):
+    with pytest.raises(ConfigError, match="`refine_rotation` is all, but `rotate` is false"):
         parse(f"rotate: false\n{FLOAT}", "x", "recipe")
-    assert preset("w4a8-thorough").refine_rotation
+    assert preset("w4a8-thorough").refine_rotation == "all"
     plain = QuantizeOptions(Path("a"), Path("b"), "w4a8-thorough", rotate=False).wanted()
-    assert (plain.rotate, plain.refine_rotation) == (False, False)
+    assert (plain.rotate, plain.refine_rotation) == (False, "none")
 
 
 def test_compressed_tensors_keep_the_stream(
