@@ -52,16 +52,13 @@ class Sequence {
       share(DOWN, 0, 0, latent, place, places);
       share(DOWN, 1, latent, columns_[DOWN] / 16 - latent, places - 1 - place, places);
     }
-    // Where a share is larger than another, the next wave makes up for it.
-    for (int32_t wave = 0; wave < t.up_waves; wave++) {
-      const int32_t turn = wave % 2 == 0 ? core : t.cores - 1 - core;
-      const int32_t fractals = columns_[UP] / 16 / t.up_waves;
-      share(UP, wave, wave * fractals, fractals, turn / t.up_split, t.cores / t.up_split);
-    }
-    for (int32_t wave = 0; wave < t.nope_waves; wave++) {
-      const int32_t units = t.heads * tiles_ / t.nope_waves;
-      share(ABSORB_STAGE, wave, wave * units, units, wave % 2 == 0 ? core : t.cores - 1 - core, t.cores);
-    }
+    // Where a share is larger than another, other waves make up for it.
+    const int32_t pairs = t.cores / t.up_split, fractals = columns_[UP] / 16 / t.up_waves;
+    for (int32_t wave = 0; wave < t.up_waves; wave++)
+      share(UP, wave, wave * fractals, fractals, (core / t.up_split + wave) % pairs, pairs);
+    const int32_t units = t.heads * tiles_ / t.nope_waves;
+    for (int32_t wave = 0; wave < t.nope_waves; wave++)
+      share(ABSORB_STAGE, wave, wave * units, units, (core + wave) % t.cores, t.cores);
     cut(DOWN, t.hidden * int32_t(sizeof(A)) / 32, t.split_k);
     cut(UP, t.q_lora * int32_t(sizeof(B)) / 32, t.up_split);
     cut(ABSORB_STAGE, t.nope / 16, 1);
