@@ -26,7 +26,7 @@ from glm5_ascend.ops.verify import suite
 from glm5_ascend.ops.verify.case import Case as VerifyCase
 from glm5_ascend.ops.verify.runner import public, run_one
 from tests.ops.ascendc import mutants
-from tests.ops.mlapo_cases import BLOCK, Case, Formula, Shape
+from tests.ops.mlapo_cases import BLOCK, GLM5, Case, Formula, Shape
 
 DIRECT = Options(isolated=False)
 BF16, F16 = torch.bfloat16, torch.float16
@@ -39,6 +39,7 @@ PLAIN = Shape("plain", 256, 128, 4, 48, 64, 256)
 NARROW = Shape("narrow", 256, 128, 4, 32, 64, 64)  # each product of W_UK has its own head
 WIDE_X = Shape("wide-x", 512, 96, 2, 48, 64, 128)
 LATENT = Shape("latent", 256, 64, 2, 32, 64, 512)
+DEEP = Shape("deep", 256, 256, 4, 48, 64, 256)  # two AICs share K of the second product
 SHORT_ROPE = Shape("short-rope", 96, 64, 6, 32, 16, 128)
 
 
@@ -69,6 +70,7 @@ SCENES = {
     "float": Scene(PLAIN, 62, "float"),
     "dynamic": Scene(PLAIN, 62, "dynamic"),
     "dynamic_four": Scene(PLAIN, 62, "dynamic", blocks=4),
+    "deep": Scene(DEEP, 50, "dynamic", blocks=4),
     "static": Scene(PLAIN, 40, "static", F16),
     "up": Scene(PLAIN, 20, "up", blocks=1),
     "heads": Scene(NARROW, 3, "float", blocks=1),
@@ -153,6 +155,13 @@ def test_production_tiles_of_several_groups(scheme: str) -> None:
         scene = Scene(PLAIN, tokens, scheme)
         report = launched(scene, Setting(blocks, DIRECT, small=False))
         assert report.findings == ()
+
+
+@pytest.mark.slow
+def test_two_blocks_at_full_size() -> None:
+    """A group of GLM-5's sizes whose weights multiply two blocks of tokens."""
+    setting = Setting(24, DIRECT, small=False)
+    assert launched(Scene(GLM5, 200, "dynamic"), setting).findings == ()
 
 
 def test_results_do_not_depend_on_the_number_of_blocks() -> None:
