@@ -156,7 +156,8 @@ def _on_cpu(operator: str, name: str, dtype: torch.dtype) -> ModuleType:
 class _Choice(ModuleType):
     """Functions of several backends: a call runs on the first one that does not refuse it.
 
-    The last one takes every call; a variant of ``forward`` that it lacks is its ``forward``.
+    The last one takes every call; a variant of ``forward`` that it lacks is its ``forward``. It has
+    no plans (``ops/plans.py``): what a backend refuses can depend on values.
     """
 
     def __init__(self, modules: list[ModuleType]) -> None:
@@ -164,6 +165,9 @@ class _Choice(ModuleType):
         self._modules = modules
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("plan"):
+            raise AttributeError(name)
+
         def call(*arguments: Any, **options: Any) -> Any:
             *preferred, last = self._modules
             for module in preferred:

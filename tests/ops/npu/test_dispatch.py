@@ -26,7 +26,9 @@ STOCK = [
 
 def on(device: str) -> Any:
     """As much of a tensor as the choice looks at."""
-    return SimpleNamespace(device=SimpleNamespace(type=device), dtype=torch.bfloat16)
+    return SimpleNamespace(
+        device=SimpleNamespace(type=device), dtype=torch.bfloat16, is_cpu=device == "cpu"
+    )
 
 
 @pytest.fixture
