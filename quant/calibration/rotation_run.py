@@ -6,6 +6,9 @@ axis has so few weights that all can be looked at, rows of the weights that read
 that write them. Weights of which a sample is seen are left out: a rotation that suits some rows of
 a weight does nothing for the others.
 
+Half of the rows of every activation are from the first half of the text and half from the second,
+which judges; every layer shows other tokens, since those of one token hardly differ.
+
 The share of each in the objective is what rounding leaves of it, its row's step being 1/127 or
 1/7.5 of the largest entry; scale search and GPTQ leave about half of that for weights.
 """
@@ -28,9 +31,8 @@ from glm5_ascend.quant.calibration.attention_run import attend
 from glm5_ascend.quant.calibration.corpus import Corpus
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.parallel import in_order
-from glm5_ascend.quant.calibration.progress import LayerProgress
-from glm5_ascend.quant.calibration.smoothing_run import spread
-from glm5_ascend.quant.folding import Axis
+from glm5_ascend.quant.calibration.progress import Advance, LayerProgress
+from glm5_ascend.quant.folding import Axis, layer_of
 from glm5_ascend.quant.methods.learned_rotation import (
     Columns,
     Learned,
@@ -40,11 +42,14 @@ from glm5_ascend.quant.methods.learned_rotation import (
 )
 from glm5_ascend.quant.recipe import Step
 from glm5_ascend.quant.scheme import Scheme
+from glm5_ascend.simulator.offline_layers import GatedMlp
 from glm5_ascend.simulator.offline_load import load_layer
 
 # Rows of the activations of one axis, at most.
 _ROWS = 16_384
 _FEWEST = 32
+# Of the golden ratio: its multiples fall evenly between whole numbers.
+_PHASE = 0.6180339887498949
 _INPUT_SHARE = 1 / 127**2
 _WEIGHT_SHARE = {Scheme.W4A8_DYNAMIC: 0.5 / 7.5**2}
 _INT8_SHARE = 0.5 / 127**2
@@ -79,7 +84,7 @@ class _Found:
         kinds: dict[tuple[str, float, torch.Size], list[Tensor]] = defaultdict(list)
         for one in self.entries:
             kinds[one.kind, one.share, one.values.shape[1:]].append(one.values)
-        most = max(share * len(values) for (_, share, _), values in kinds.items())
+        most = max((share * len(one) for (_, share, _), one in kinds.items()), default=0.0)
         found: list[Samples] = []
         for (kind, share, _), values in kinds.items():
             weight, whole = share * len(values), torch.cat(values)
@@ -99,17 +104,17 @@ class RotationRun:
     Args:
         store: every module float, in the basis of the plain rotations.
         corpus: text, of which the first sequences are used.
-        threads: of the attention.
+        threads: side by side; they change no bit.
         with_weights: look at weights too, where all of an axis can be looked at.
     """
 
     def __init__(
         self, store: FoldedStore, corpus: Corpus, threads: int, *, with_weights: bool
     ) -> None:
-        self._with_weights = with_weights
         self._store, self._corpus, self._threads = store, corpus, threads
         self._layers = store.config.num_hidden_layers
-        self._residual: _Found | None = None
+        self._groups = _groups(store)
+        self._seen = self._whole() if with_weights else frozenset()
 
     def tokens(self) -> int:
         """How many tokens pass every layer."""
@@ -117,24 +122,25 @@ class RotationRun:
 
     def learn(self, progress: LayerProgress) -> dict[str, Learned]:
         """Refinements by name, ``R1`` and those of layers such as ``R2.17``."""
-        found: dict[str, Learned] = {}
+        done = in_order(_learned, self._axes(progress), self._threads)
+        return {name: learned for name, learned in done if learned is not None}
+
+    def _axes(self, progress: LayerProgress) -> Iterator[tuple[str, _Found]]:
+        """Samples of every axis, as soon as they are complete; R1, that of all layers, is last."""
+        residual: _Found | None = None
         for layer, inputs in self._forward(progress):
             for name in ("R2", "R4"):
-                self._keep(found, f"{name}.{layer}", self._gathered(layer, name, inputs))
-            self._residual = self._gathered(layer, "R1", inputs, self._residual)
-        self._keep(found, "R1", self._residual)
-        return found
-
-    def _keep(self, found: dict[str, Learned], name: str, known: _Found | None) -> None:
-        if known is None:
-            return
-        learned = learn_rotation(known.samples(), known.size)
-        if learned is not None:
-            found[name] = learned
+                known = self._gathered(layer, name, inputs)
+                if known is not None:
+                    yield f"{name}.{layer}", known
+            residual = self._gathered(layer, "R1", inputs, residual)
+        if residual is not None:
+            yield "R1", residual
 
     def _spans(self) -> list[slice]:
         spans = self._corpus.spans()
-        return [rows for rows in spans if rows.stop <= refining.TOKENS] or spans[:1]
+        most = refining.TOKENS
+        return [slice(one.start, min(one.stop, most)) for one in spans if one.start < most]
 
     def _forward(self, progress: LayerProgress) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Each layer with the inputs of its linears, float32 [T, width] by their names."""
@@ -144,26 +150,38 @@ class RotationRun:
         shared: Tensor | None = None
         for layer in range(self._layers):
             progress.layer(layer)
-            loaded = load_layer(store, layer, store.config.rms_norm_eps)
             if store.config.has_indexer(layer):
                 shared = None
-            inputs: dict[str, list[Tensor]] = defaultdict(list)
-            after, chosen = [], []
-            for done in in_order(
-                lambda one: attend(loaded, one, attention_run.READERS),  # noqa: B023
-                _sequences(spans, hidden, shared),
-                self._threads,
-            ):
-                for name, x in done.inputs.items():
-                    inputs[name].append(x)
-                inputs["mlp"].append(done.mlp_input)
-                after.append(done.hidden)
-                chosen.append(done.chosen)
-                progress.advance(len(done.hidden))
-            hidden, shared = torch.cat(after), torch.cat(chosen)
-            hidden += loaded.mlp(torch.cat(inputs["mlp"]), None)[0]
-            progress.advance(len(hidden))
-            yield layer, {name: torch.cat(parts) for name, parts in inputs.items()}
+            hidden, shared, inputs = self._pass(
+                layer, _sequences(spans, hidden, shared), progress.advance
+            )
+            yield layer, inputs
+
+    def _pass(
+        self, layer: int, sequences: Iterator[attention_run.Sequence], advance: Advance
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Output of a layer, the positions attended to, and the inputs of its linears."""
+        eps = self._store.config.rms_norm_eps
+        loaded = load_layer(self._store, layer, eps, self._experts)
+        parts: dict[str, list[Tensor]] = defaultdict(list)
+        after, chosen = [], []
+        for done in in_order(
+            lambda one: attend(loaded, one, attention_run.READERS), sequences, self._threads
+        ):
+            for name, x in (*done.inputs.items(), ("mlp", done.mlp_input)):
+                parts[name].append(x)
+            after.append(done.hidden)
+            chosen.append(done.chosen)
+            advance(len(done.hidden))
+        # One by one, so that a second copy of all never exists.
+        inputs = {name: torch.cat(parts.pop(name)) for name in list(parts)}
+        hidden = torch.cat(after)
+        hidden += loaded.mlp(inputs["mlp"], None)[0]
+        advance(len(hidden))
+        return hidden, torch.cat(chosen), inputs
+
+    def _experts(self, prefix: str) -> _Experts:
+        return _Experts(self._store, prefix, self._threads)
 
     def _gathered(
         self,
@@ -174,15 +192,14 @@ class RotationRun:
     ) -> _Found | None:
         """Samples of the axis ``name`` in one layer, added to what is ``known`` of others."""
         layers = self._layers if name == "R1" else 1
-        groups = _groups(self._store, layer)
         readers: Counter[str] = Counter()
-        for module, steps in groups.items():
+        for module, steps in self._groups[layer].items():
             share = _WEIGHT_SHARE.get(steps[0].scheme, _INT8_SHARE)
             for axis, reads in ((steps[0].fold.columns, True), (steps[0].fold.rows, False)):
                 if axis is None or not _is_of(axis, name):
                     continue
                 known = known or _Found(axis.size // axis.repeat, axis.repeat)
-                if self._sees_weights(name, layer):
+                if _axis_of(name, layer) in self._seen:
                     weights = [self._store.weight(step.name) for step in steps]
                     entry = (
                         _Entry("reader", share, torch.cat(weights))
@@ -190,26 +207,62 @@ class RotationRun:
                         else _Entry("writer", share, torch.stack(weights))
                     )
                     known.entries.append(entry)
-                readers[_input_of(module)] += reads
+                if reads:
+                    readers[_input_of(module)] += 1
         for read, count in readers.items():
-            if known is not None and count:
+            if known is not None:
                 x = inputs[read]
-                most = _most(x.shape[1], layers * len(readers))
-                known.entries.append(_Entry("activation", count * _INPUT_SHARE, spread(x, most)))
+                rows = sample(x, _most(x.shape[1], layers * len(readers)), layer)
+                known.entries.append(_Entry("activation", count * _INPUT_SHARE, rows))
         return known
 
-    def _sees_weights(self, name: str, layer: int) -> bool:
-        """Whether all quantised weights of an axis are few enough; R1 is that of all layers."""
-        if not self._with_weights:
-            return False
-        layers = range(self._layers) if name == "R1" else [layer]
-        total = 0
-        for number in layers:
-            for steps in _groups(self._store, number).values():
-                axes = (steps[0].fold.columns, steps[0].fold.rows)
-                count = sum(axis is not None and _is_of(axis, name) for axis in axes)
-                total += count * len(steps) * steps[0].shape[0] * steps[0].shape[1]
-        return total <= refining.ELEMENTS
+    def _whole(self) -> frozenset[str]:
+        """Axes of which all quantised weights are few enough; R1 is that of all layers."""
+        total: Counter[str] = Counter()
+        for layer, groups in self._groups.items():
+            for steps in groups.values():
+                first = steps[0]
+                for axis in (first.fold.columns, first.fold.rows):
+                    for name in ("R1", "R2", "R4"):
+                        if axis is not None and _is_of(axis, name):
+                            count = len(steps) * first.shape[0] * first.shape[1]
+                            total[_axis_of(name, layer)] += count
+        return frozenset(name for name, count in total.items() if count <= refining.ELEMENTS)
+
+
+class _Experts:
+    """Routed experts side by side; what they give is added in their order."""
+
+    def __init__(self, store: FoldedStore, prefix: str, threads: int) -> None:
+        self._store, self._prefix, self._threads = store, prefix, threads
+
+    def __call__(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        def applied(expert: int) -> tuple[Tensor, Tensor] | None:
+            rows, slots = (ids == expert).nonzero(as_tuple=True)
+            if not len(rows):
+                return None
+            parts = (f"{self._prefix}.{expert}.{name}_proj" for name in ("gate", "up", "down"))
+            out, _ = GatedMlp(*map(self._store.linear, parts))(x[rows], None)
+            return rows, out * weights[rows, slots, None]
+
+        result = torch.zeros_like(x)
+        for one in in_order(applied, range(self._store.config.n_routed_experts), self._threads):
+            if one is not None:
+                result.index_add_(0, *one)
+        return result
+
+
+def sample(x: Tensor, most: int, layer: int) -> Tensor:
+    """At most ``most`` rows of ``x`` [T, n], two at least and an even number of them.
+
+    Rows with an even index are from the first half of the text, the others from the second. Where
+    not all are taken, layers take different ones.
+    """
+    half = len(x) // 2
+    count = max(1, min(half, most // 2))
+    steps = torch.arange(count, dtype=torch.float64) + layer * _PHASE % 1
+    first = (steps * (half / count)).long().clamp_max(half - 1)
+    return x[torch.stack((first, first + half), 1).flatten()]
 
 
 def say(found: Mapping[str, Learned]) -> None:
@@ -233,15 +286,26 @@ def _sequences(
         yield attention_run.Sequence(rows, hidden[rows], None if shared is None else shared[rows])
 
 
-def _groups(store: FoldedStore, layer: int) -> dict[str, list[Step]]:
-    """Quantised matrices of a layer by their module; experts are one group."""
-    prefix = f"model.layers.{layer}."
-    found: dict[str, list[Step]] = defaultdict(list)
+def _learned(axis: tuple[str, _Found]) -> tuple[str, Learned | None]:
+    name, known = axis
+    return name, learn_rotation(known.samples(), known.size)
+
+
+def _groups(store: FoldedStore) -> dict[int, dict[str, list[Step]]]:
+    """Quantised matrices of each decoder layer by their module; experts are one group."""
+    layers = range(store.config.num_hidden_layers)
+    found: dict[int, dict[str, list[Step]]] = {layer: defaultdict(list) for layer in layers}
     for step in store.steps.values():
-        if step.name.startswith(prefix) and step.scheme is not Scheme.FLOAT:
-            module = step.name.removeprefix(prefix).removesuffix(".weight")
-            found[_EXPERT.sub(".experts.", module)].append(step)
+        layer = layer_of(step.name)
+        if layer in found and step.scheme is not Scheme.FLOAT:
+            module = step.name.removeprefix(f"model.layers.{layer}.").removesuffix(".weight")
+            found[layer][_EXPERT.sub(".experts.", module)].append(step)
     return found
+
+
+def _axis_of(name: str, layer: int) -> str:
+    """What is learned about the matrix ``name`` of a layer: R1 is that of all."""
+    return name if name == "R1" else f"{name}.{layer}"
 
 
 def _input_of(module: str) -> str:
