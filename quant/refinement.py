@@ -7,6 +7,9 @@ engines load every ``*.safetensors`` file of a folder.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,9 @@ from glm5_ascend.quant.rotation import Orthogonal, rotations
 
 REFINEMENTS = "quantize_rotations.tensors"
 _NOT_ORTHOGONAL = 1e-9
+_NAME = re.compile(r"R1|(?:R2|R4)\.(0|[1-9]\d{0,3})")
+_DIGEST = "sha256"
+_HINT = "restore it from a copy, or quantise anew with --overwrite"
 
 
 def refined(base: Orthogonal, blocks: Tensor) -> Orthogonal:
@@ -38,8 +44,13 @@ def refined(base: Orthogonal, blocks: Tensor) -> Orthogonal:
 
 
 def as_bytes(found: Mapping[str, Tensor]) -> bytes:
-    """The content of the file: blocks by name, ``R1`` for all layers, ``R2.17`` for one."""
-    return save({name: blocks.contiguous() for name, blocks in sorted(found.items())})
+    """The content of the file: blocks by name, ``R1`` for all layers, ``R2.17`` for one.
+
+    Its metadata have the SHA-256 of names, shapes and values: with a name or a layer lost, a file
+    would still be one of rotations, but not of those that are in the weights.
+    """
+    blocks = {name: values.contiguous() for name, values in sorted(found.items())}
+    return save(blocks, {_DIGEST: _digest(blocks)})
 
 
 def refined_rotations(config: Glm5Config, file: Path | None) -> dict[str, Orthogonal]:
@@ -52,22 +63,40 @@ def refined_rotations(config: Glm5Config, file: Path | None) -> dict[str, Orthog
     if file is None:
         return result
     base = dict(result)
-    for name, blocks in _read(file).items():
-        matrix = base.get(name.split(".")[0])
+    for name, blocks in read_refinements(file).items():
+        known = _NAME.fullmatch(name)
+        is_ours = known is not None and int(known[1] or 0) < config.layer_count
+        matrix = base[name.split(".")[0]] if is_ours else None
         if matrix is None or not _fits(blocks, matrix.size):
-            raise CheckpointError(
-                f"{file}: {name} is no rotation of this model", "start anew with --overwrite"
-            )
+            raise CheckpointError(f"{file}: {name} is no rotation of this model", _HINT)
         result[name] = refined(matrix, blocks)
     return result
 
 
-def _read(file: Path) -> dict[str, Tensor]:
-    content = read_bytes(file, "start anew with --overwrite")
+def read_refinements(file: Path) -> dict[str, Tensor]:
+    """What :func:`as_bytes` was given.
+
+    Raises:
+        CheckpointError: the file cannot be read or is damaged.
+    """
+    content = read_bytes(file, _HINT)
     try:
-        return load(content)
-    except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged", "start anew with --overwrite") from error
+        found = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        is_whole = header["__metadata__"][_DIGEST] == _digest(found)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged", _HINT) from error
+    if not is_whole:
+        raise CheckpointError(f"{file} is damaged", _HINT)
+    return found
+
+
+def _digest(found: Mapping[str, Tensor]) -> str:
+    state = hashlib.sha256()
+    for name, blocks in sorted(found.items()):
+        state.update(f"{name} {blocks.dtype} {list(blocks.shape)}\n".encode())
+        state.update(blocks.reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
 
 
 def _fits(blocks: Tensor, size: int) -> bool:

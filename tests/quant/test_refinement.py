@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
@@ -251,7 +251,22 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another name": lambda file: file.write_bytes(
         as_bytes({"R9": torch.eye(8, dtype=torch.float64)[None]})
     ),
+    # The last bit of a number: as orthogonal as before.
+    "one bit": lambda file: damage.flip_byte(file, -8),
+    "renamed": lambda file: file.write_bytes(file.read_bytes().replace(b'"R2.3"', b'"R2.4"')),
+    "no digest": lambda file: file.write_bytes(save(load(file.read_bytes()))),
 }
+
+
+@pytest.mark.parametrize("name", ["R1.0", "R2", "R2.5", "R2.x", "R2.00", "R3", "R3.0"])
+def test_names_of_no_refinement(source: Path, tmp_path: Path, name: str) -> None:
+    """A rotation that fits, for an axis or a layer that has no refinement of its own."""
+    config = Glm5Config.from_dir(source)
+    size = rotations(config)[name.split(".")[0]].size
+    file = tmp_path / REFINEMENTS
+    file.write_bytes(as_bytes({name: torch.eye(size, dtype=torch.float64)[None]}))
+    with pytest.raises(CheckpointError, match=f"{name} is no rotation of this model"):
+        refined_rotations(config, file)
 
 
 @pytest.mark.parametrize("case", DAMAGES)
