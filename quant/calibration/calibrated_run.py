@@ -22,7 +22,7 @@ from glm5_ascend.quant.files import read_bytes, refusals
 from glm5_ascend.quant.folding import layer_of
 from glm5_ascend.quant.journal import Journal, manifest_entry
 from glm5_ascend.quant.plan import Plan, Shard
-from glm5_ascend.quant.refinement import REFINEMENTS
+from glm5_ascend.quant.refinement import REFINEMENTS, read_refinements
 from glm5_ascend.quant.workers import Job, write_files
 
 ENTRY = "calibration"
@@ -90,12 +90,18 @@ class CalibratedRun:
         }
 
     def files(self) -> dict[str, bytes]:
-        """What a calibration leaves beside the weights, by name."""
-        for directory in (self._session.directory, self._journal.directory):
-            file = directory / REFINEMENTS
-            if self._plan.recipe.refine_rotation != "none" and file.is_file():
-                return {REFINEMENTS: read_bytes(file, "start anew with --overwrite")}
-        return {}
+        """What a calibration leaves beside the weights, by name.
+
+        Raises:
+            CheckpointError: the refinements that are in the weights are gone or damaged; a manifest
+                of what is left would hide it.
+        """
+        if self._plan.recipe.refine_rotation == "none":
+            return {}
+        made, finished = (one.directory / REFINEMENTS for one in (self._session, self._journal))
+        file = made if made.is_file() else finished
+        read_refinements(file)
+        return {REFINEMENTS: read_bytes(file, "start anew with --overwrite")}
 
     def finish(self) -> None:
         """Remove the work directory's files; the checkpoint is complete."""

@@ -164,9 +164,18 @@ class Session:
         return [*range(config.num_hidden_layers), *sorted(mtp)]
 
     def refine(self) -> None:
-        """Learn the refinements of the rotations, if the recipe wants them and none are there."""
+        """Learn the refinements of the rotations, if the recipe wants them and none are there.
+
+        Raises:
+            CheckpointError: they are gone although layers are solved.
+        """
         if self.refinements is None or self.refinements.is_file():
             return
+        if self.solved:
+            raise CheckpointError(
+                f"{self.refinements} is gone, and solved layers are in its basis",
+                "start anew with --overwrite",
+            )
         with CheckpointReader(self._source) as reader, one_thread():
             matrices = rotations(reader.config)
             steps = [step for shard in self._plan.shards for step in shard.steps]

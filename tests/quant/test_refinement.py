@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from glm5_ascend.checkpoint import CheckpointReader
 from glm5_ascend.config import Glm5Config
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.quant import convert, matrix_cpu, refining
+from glm5_ascend.quant import convert, matrix_cpu, refining, stream
 from glm5_ascend.quant.calibration.corpus import make_corpus
 from glm5_ascend.quant.calibration.folded_store import FoldedStore
 from glm5_ascend.quant.calibration.options import CalibrationOptions
@@ -25,6 +25,7 @@ from glm5_ascend.quant.calibration.rotation_run import RotationRun, sample
 from glm5_ascend.quant.calibration.session import Session
 from glm5_ascend.quant.command import QuantizeOptions, run
 from glm5_ascend.quant.folding import layer_of
+from glm5_ascend.quant.journal import MANIFEST
 from glm5_ascend.quant.methods.learned_rotation import Learned, learn_rotation
 from glm5_ascend.quant.native import kernel_axis
 from glm5_ascend.quant.native.errors import NoKernel
@@ -240,6 +241,25 @@ def test_killed_around_the_learning(
     assert contents(tmp_path / "out") == contents(wanted)
 
 
+def test_lost_after_a_layer_is_solved(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solve = Session._solve
+
+    def dying(self: Session, *args: Any) -> None:
+        if self.solved:
+            raise Killed
+        solve(self, *args)
+
+    monkeypatch.setattr(Session, "_solve", dying)
+    with pytest.raises(Killed):
+        quantized(source, tmp_path / "out", THOROUGH, tmp_path)
+    monkeypatch.undo()
+    (tmp_path / ".out.calibration" / REFINEMENTS).unlink()
+    with pytest.raises(CheckpointError, match="solved layers are in its basis"):
+        quantized(source, tmp_path / "out", THOROUGH, tmp_path, resume=True)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
     "not orthogonal": lambda file: file.write_bytes(
@@ -276,6 +296,39 @@ def test_damaged_files(source: Path, wanted: Path, tmp_path: Path, case: str) ->
     DAMAGES[case](file)
     with pytest.raises(CheckpointError, match=r"damaged|no rotation of this model"):
         refined_rotations(Glm5Config.from_dir(source), file)
+
+
+@pytest.mark.parametrize("case", ["gone", "one bit", "cut"])
+def test_resuming_what_is_finished_hides_no_damage(
+    source: Path, wanted: Path, tmp_path: Path, case: str
+) -> None:
+    """The manifest would be written anew, with the damaged file or without any."""
+    out = damage.copy_of(wanted, tmp_path / "out")
+    if case == "gone":
+        (out / REFINEMENTS).unlink()
+    else:
+        DAMAGES[case](out / REFINEMENTS)
+    before = (out / MANIFEST).read_bytes()
+    with pytest.raises(CheckpointError, match=REFINEMENTS):
+        quantized(source, out, THOROUGH, tmp_path, resume=True)
+    assert (out / MANIFEST).read_bytes() == before
+
+
+def test_damaged_once_all_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the texts; the file in the work directory is the only one."""
+
+    def dying(*args: object, **kwargs: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(stream, "finish", dying)
+    with pytest.raises(Killed):
+        quantized(source, tmp_path / "out", THOROUGH, tmp_path)
+    monkeypatch.undo()
+    DAMAGES["one bit"](tmp_path / ".out.calibration" / REFINEMENTS)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        quantized(source, tmp_path / "out", THOROUGH, tmp_path, resume=True)
 
 
 def test_manifest_knows_the_file(source: Path, wanted: Path, tmp_path: Path) -> None:
