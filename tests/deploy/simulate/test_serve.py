@@ -59,8 +59,8 @@ def three_ports() -> int:
     """A port whose successors by 100 and 101 are free as well.
 
     Below those that the kernel gives to connections, which come and go, and outside of those that
-    a plan uses between its servers (12980, and from 20000). Test processes have neighbouring numbers,
-    and reserve ports up to 102 apart.
+    a plan uses between its servers (12980, and from 20000). Test processes have neighbouring
+    numbers, and reserve ports up to 102 apart.
     """
     for port in range(13_000 + os.getpid() * 211 % 6_000, 19_800):
         try:
