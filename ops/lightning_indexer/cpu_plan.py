@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.entry_points import EntryPoints
-from glm5_ascend.ops.native import DTYPES, check, paged
+from glm5_ascend.ops.native import DTYPES, paged
 from glm5_ascend.ops.plans import Plan
 
 _FLOAT, _QUANT = "g5_lightning_indexer_paged", "g5_lightning_indexer_quant_paged"
@@ -66,11 +66,7 @@ def plan(
             block_table.data_ptr(),
         )  # fmt: skip
         code = KERNELS.get(_FLOAT, work)(pointers + constant)
-        if code == paged.REFUSED:
-            return None
-        if code:
-            check(code, "lightning_indexer")
-        return indices
+        return indices if paged.is_answered(code, "lightning_indexer") else None
 
     return run
 
@@ -123,11 +119,7 @@ def plan_quant(
             actual_seq_lengths_key.data_ptr(), block_table.data_ptr(),
         )  # fmt: skip
         code = KERNELS.get(_QUANT, work)(pointers + constant)
-        if code == paged.REFUSED:
-            return None
-        if code:
-            check(code, "lightning_indexer_quant")
-        return indices
+        return indices if paged.is_answered(code, "lightning_indexer_quant") else None
 
     return run
 

@@ -7,8 +7,21 @@ import struct
 import torch
 from torch import Tensor
 
-REFUSED = 4  # an error beside those of g5.h: a value that the operator's contract refuses
+from glm5_ascend.ops.native.library import check
+
+_REFUSED = 4  # an error beside those of g5.h: a value that the operator's contract refuses
 _SIZES = struct.Struct("@8q")
+
+
+def is_answered(code: int, operator: str) -> bool:
+    """Whether a kernel computed; False where it refused a value.
+
+    Raises:
+        KernelError: from :func:`check`, for any other number that ``operator`` returned.
+    """
+    if code and code != _REFUSED:
+        check(code, operator)
+    return not code
 
 
 def sizes(ends: Tensor, lengths: Tensor, table: Tensor, key: Tensor, rows: int) -> bytes:

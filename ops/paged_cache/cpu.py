@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.entry_points import EntryPoints
-from glm5_ascend.ops.native import DTYPES, check
-from glm5_ascend.ops.native.paged import REFUSED
+from glm5_ascend.ops.native import DTYPES, check, paged
 from glm5_ascend.ops.paged_cache.rows import LATENT, ROTATED
 from glm5_ascend.ops.plans import Plan
 
@@ -62,9 +61,7 @@ def plan(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> Plan | None:
         code = KERNELS.get("g5_write_checked_rows", _WORK)(
             cache.data_ptr(), rows.data_ptr(), slot_mapping.data_ptr(), constant
         )
-        if code and code != REFUSED:
-            check(code, "write_paged_rows")
-        return not code
+        return paged.is_answered(code, "write_paged_rows")
 
     return run
 

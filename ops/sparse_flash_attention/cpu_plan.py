@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.ops.entry_points import EntryPoints
-from glm5_ascend.ops.native import DTYPES, check, paged
+from glm5_ascend.ops.native import DTYPES, paged
 from glm5_ascend.ops.plans import Plan
 
 _ENTRY = "g5_sparse_flash_attention_paged"
@@ -77,11 +77,7 @@ def plan(
             actual_seq_lengths_kv.data_ptr(), block_table.data_ptr(),
         )  # fmt: skip
         code = KERNELS.get(_ENTRY, work)(pointers + constant)
-        if code == paged.REFUSED:
-            return None
-        if code:
-            check(code, "sparse_flash_attention")
-        return out
+        return out if paged.is_answered(code, "sparse_flash_attention") else None
 
     return run
 
