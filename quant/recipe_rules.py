@@ -138,11 +138,16 @@ class Recipe:
         return self.schemes <= {Scheme.FLOAT}
 
     @property
+    def refines(self) -> bool:
+        """Whether refinements of the rotations are learned."""
+        return self.refine_rotation != "none"
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether statistics of activations decide some of the values."""
         return (
             bool(self.smoothing)
-            or self.refine_rotation != "none"
+            or self.refines
             or Scheme.W8A8 in self.schemes
             or any(rule.rounding in CALIBRATED for rule in self.rules)
         )

@@ -60,7 +60,7 @@ def prepare(
         copied = companions(source)
         texts = text_files(source, plan, copied)
         require_loadable(plan, texts, release)
-        learned = [REFINEMENTS] if recipe.refine_rotation != "none" else []
+        learned = [REFINEMENTS] if recipe.refines else []
         files = [*(shard.file for shard in plan.shards), *texts, *learned]
         job = describe_job(reader, plan, copied, backend, _known(earlier))
         journal = Journal(Path(), job, files, released=dict(released))

@@ -72,6 +72,25 @@ class Variant:
 
 _INT4, _INT8 = "W4A8_DYNAMIC", "W8A8_DYNAMIC"
 _FITTED = ("fit", "fit-experts")
+
+
+def _refined(scheme: str, against: str, experts: str, rounding: str) -> tuple[Variant, ...]:
+    """The variant ``against`` with refined rotations, on activations and on weights too."""
+    return tuple(
+        Variant(
+            f"{scheme}-refined-{refine}",
+            f"rotation refined on {what}",
+            against,
+            experts,
+            rounding,
+            rounding,
+            smoothing=_FITTED,
+            refine=refine,
+        )
+        for refine, what in (("inputs", "activations"), ("all", "activations and all weights"))
+    )
+
+
 VARIANTS = (
     Variant("w4a8-nearest", "nearest, unrotated", None, _INT4, "nearest", "nearest", rotate=False),
     Variant("w4a8-plain", "scale search", "w4a8-nearest", _INT4, rotate=False),
@@ -96,19 +115,7 @@ VARIANTS = (
         "descent",
         smoothing=_FITTED,
     ),
-    *(
-        Variant(
-            f"w4a8-refined-{refine}",
-            f"rotation refined on {what}",
-            "w4a8-descent",
-            _INT4,
-            "descent",
-            "descent",
-            smoothing=_FITTED,
-            refine=refine,
-        )
-        for refine, what in (("inputs", "activations"), ("all", "activations and all weights"))
-    ),
+    *_refined("w4a8", "w4a8-descent", _INT4, "descent"),
     Variant(
         "w4a8-all-unrotated",
         "descent without rotation",
@@ -140,19 +147,7 @@ VARIANTS = (
         "gptq",
         smoothing=("flex",),
     ),
-    *(
-        Variant(
-            f"w8a8-refined-{refine}",
-            f"rotation refined on {what}",
-            "w8a8-smooth",
-            _INT8,
-            "gptq",
-            "gptq",
-            smoothing=_FITTED,
-            refine=refine,
-        )
-        for refine, what in (("inputs", "activations"), ("all", "activations and all weights"))
-    ),
+    *_refined("w8a8", "w8a8-smooth", _INT8, "gptq"),
     Variant("w8a8-static", "static attention", "w8a8-gptq", _INT8, "gptq", "gptq", scheme="W8A8"),
 )
 

@@ -96,7 +96,7 @@ class CalibratedRun:
             CheckpointError: the refinements that are in the weights are gone or damaged; a manifest
                 of what is left would hide it.
         """
-        if self._plan.recipe.refine_rotation == "none":
+        if not self._plan.recipe.refines:
             return {}
         made, finished = (one.directory / REFINEMENTS for one in (self._session, self._journal))
         file = made if made.is_file() else finished

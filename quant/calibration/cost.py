@@ -87,7 +87,7 @@ def cost_of(config: Glm5Config, plan: Plan, tokens: int, sequence: int) -> Cost:
         found["second moments", "int8"] += rows * width * width
         found["factor", "f64"] += width**3 / 3
     found["layers", "f32"] += tokens * _attention(config, sequence)
-    if plan.recipe.refine_rotation != "none":
+    if plan.recipe.refines:
         seen = min(tokens, refining.TOKENS)
         found["refining", "f32"] += _refining_pass(config, steps, seen, sequence)
         found["refining", "f64"] += _learning(config)

@@ -106,7 +106,7 @@ def recipe_text(base: Recipe, upgrades: Sequence[Upgrade], modules: Sequence[str
     }
     if base.kv_except:
         document["kv_except"] = list(base.kv_except)
-    if base.refine_rotation != "none":
+    if base.refines:
         document["refine_rotation"] = base.refine_rotation
     if base.smoothing:
         document["smoothing"] = list(base.smoothing)

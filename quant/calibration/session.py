@@ -196,8 +196,7 @@ class Session:
     @property
     def refinements(self) -> Path | None:
         """The file of learned refinements, which :meth:`refine` writes; None without any."""
-        wanted = self._plan.recipe.refine_rotation != "none"
-        return self.directory / REFINEMENTS if wanted else None
+        return self.directory / REFINEMENTS if self._plan.recipe.refines else None
 
     def run(self) -> Iterator[int]:
         """Solve the layers that are left; yields each once its solution is on disk."""
